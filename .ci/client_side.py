@@ -23,7 +23,7 @@ from described_operations import MARK, ROOT, SDK, Described, Field, declaring
 from library_methods import js_calls, python_calls, python_values, ts_types
 from sync_half import LIBRARY, MODULES, formatted, sync_half
 
-from connectors.hub.serving.example_values import EXAMPLES
+from connectors.hub.serving.api_document import EXAMPLES
 
 _ABSENCE: Final = re.compile(r" ?\b(?:Null|Without it)\b.*", re.DOTALL)
 

@@ -65,7 +65,7 @@ RECOVERY_S: Final = 60.0
 END_S: Final = 120.0
 LEDGER_S: Final = 60.0
 RECORD_BYTES: Final = 4000
-# As `connectors.hub.serving.refusals`: records of one principal, route and reason at once, and then in 10 s.
+# As `connectors.hub.serving.answers`: records of one principal, route and reason at once, and then in 10 s.
 REFUSALS_AT_ONCE, REFUSAL_EVERY_S, REASONS = 5, 10.0, 3
 
 say = teller("flood")

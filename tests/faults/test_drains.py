@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from connectors.hub.serving.idempotency import request_uuid
+from connectors.hub.serving.identities import request_uuid
 from connectors.programs.local_stack import LocalStack
 from jobs.build_views import catch_up
 from schemas.fold.entries import Entries

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from connectors.doors.dashboard.event_broadcast import LENGTH_LIMIT, LogPosition, parsed_position
 from connectors.doors.mqtt_bridge.bridge_records import Incoming, incoming, receipt_of
-from connectors.hub.lists.settled_stream import EventWriter
 from connectors.hub.live.settled_feed import SettledFeed, SettledRecord
+from connectors.hub.services.settled_stream import EventWriter
 from connectors.hub.serving.answers import ApiError
-from connectors.hub.serving.idempotency import IdempotencyKey, request_uuid
+from connectors.hub.serving.identities import IdempotencyKey, request_uuid
 from connectors.hub.serving.strict_request import StrictRequest
 from connectors.plumbing.mqtt_link.payloads import encode_presence, encode_receipt, read_presence
 from schemas.settings.settings import MqttSettings

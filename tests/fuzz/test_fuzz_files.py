@@ -14,10 +14,9 @@ from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from connectors.doors.file_bridge import records
 from connectors.doors.file_bridge.progress import AuditPlace, Progress, read_polls
-from connectors.hub.launcher.launcher_file import read_launchers
+from connectors.hub.launcher.launch_spec import AGENT_TOKEN_VARIABLE, LaunchSpec, read_launchers
 from connectors.hub.launcher.local_processes import LocalProcessLauncher
-from connectors.hub.launcher.protocol import AGENT_TOKEN_VARIABLE, LaunchSpec
-from connectors.hub.organism.agent_definitions import DEFINITION_BYTES, read_definitions
+from connectors.hub.organism.declared_files import DEFINITION_BYTES, read_definitions
 from connectors.hub.organism.organism_file import OrganismError, parsed
 from schemas.integrity import audit_chain
 from schemas.integrity.audit_anchors import is_signed_by, key_id, read_anchors, sign_statement, statement_of

@@ -34,7 +34,7 @@ from connectors.doors.out_of_band.command_document import (
 )
 from connectors.doors.out_of_band.command_keys import CommandKey
 from connectors.hub.serving.answers import ApiError
-from connectors.hub.serving.host_names import HostNames
+from connectors.hub.serving.strict_request import HostNames
 from schemas.streams.agents.participants import AgentKeyRow
 from schemas.streams.mailboxes.mailbox_bodies import MailboxLease
 from schemas.streams.mailboxes.message import verified_message

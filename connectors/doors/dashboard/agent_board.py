@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from connectors.doors.dashboard.mailbox_board import MailboxBoard
 from connectors.doors.dashboard.shown_rows import RowView, milliseconds, task_as_json
-from connectors.hub.lists.row_lists import task_lists
+from connectors.hub.live.row_lists import task_lists
 from connectors.hub.services.hub import Hub
 from connectors.hub.services.mailboxes import token_mailbox
 from connectors.hub.services.task_keeper import container_of

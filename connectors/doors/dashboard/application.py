@@ -23,10 +23,10 @@ from connectors.doors.dashboard.guard import Guard
 from connectors.doors.dashboard.past_records import Rejections
 from connectors.doors.dashboard.routes import Shown, router
 from connectors.hub.services.hub import Hub
-from connectors.hub.serving.access_log import AccessLog
 from connectors.hub.serving.answers import add_error_handlers, not_found
 from connectors.hub.serving.bounded_http import HeadRequests
-from connectors.hub.serving.page_files import MEDIA_TYPES, PageFile
+from connectors.hub.serving.metrics import AccessLog
+from connectors.hub.serving.served_files import MEDIA_TYPES, PageFile
 from connectors.hub.serving.streaming_answer import SEND_BUFFER_BYTES
 from connectors.plumbing.gateway_client.operator_token import ensure_operator_token
 from schemas.settings.setting_types import host_names_of

@@ -23,11 +23,10 @@ from typing import Final
 from fastapi import FastAPI, Request, Response
 
 from connectors.hub.live.live_view import LiveView
-from connectors.hub.serving.answers import ApiError, json_answer, malformed
+from connectors.hub.serving.answers import ApiError, RefusalRecorder, json_answer, malformed
 from connectors.hub.serving.bounded_http import note_principal
 from connectors.hub.serving.identities import Identities, Unidentified
 from connectors.hub.serving.policy import Action, Caller, Decision, decide
-from connectors.hub.serving.refusals import RefusalRecorder
 from connectors.hub.serving.strict_request import StrictRequest
 from schemas.keys.sealing import Keyring
 from schemas.streams.principal.principals import ACTIVE, OPERATOR, PrincipalRow, token_hash

@@ -15,9 +15,9 @@ import orjson
 
 from connectors.doors.dashboard.agent_board import AgentBoard, worker_key
 from connectors.doors.dashboard.shown_rows import is_shown, job_as_json, task_as_json, verdict_as_json
-from connectors.hub.lists.settled_stream import AGENT_CHANGED, AGENT_CREATED, AGENT_EVENTS, AGENT_REMOVED
 from connectors.hub.live.settled_feed import SettledRecord
 from connectors.hub.services.hub import Hub
+from connectors.hub.services.settled_stream import AGENT_CHANGED, AGENT_CREATED, AGENT_EVENTS, AGENT_REMOVED
 from schemas.fold.life_cycles import STOPPED
 from schemas.streams.agents.participants import AGENT_JOINED, AGENT_STOPPED
 from schemas.streams.job.job_registry import JobRow

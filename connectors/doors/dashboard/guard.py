@@ -13,7 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from connectors.hub.serving.answers import error_response
-from connectors.hub.serving.host_names import LOOPBACK_NAMES, NOT_KNOWN, HostNames, name_and_port
+from connectors.hub.serving.strict_request import LOOPBACK_NAMES, NOT_KNOWN, HostNames, name_and_port
 from trunkline_agent.wire.verdicts import POLICY
 
 _WILDCARDS: Final = ("0.0.0.0", "::", "")  # noqa: S104  compared, not bound

@@ -23,7 +23,7 @@ from connectors.hub.engine.operation_routes import serve_carefully
 from connectors.hub.live.verdict_reader import verdict_in_ledger
 from connectors.hub.services.hub import Hub
 from connectors.hub.serving.answers import encoded_within, json_answer, not_found
-from connectors.hub.serving.idempotency import IdempotencyKey
+from connectors.hub.serving.identities import IdempotencyKey
 from connectors.hub.serving.models import JOB_ID_PATTERN, LIST_LIMIT, NAMED
 from connectors.hub.serving.policy import Action, Caller, decide
 from connectors.hub.serving.streaming_answer import EVENT_STREAM, StreamPlaces

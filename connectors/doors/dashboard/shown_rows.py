@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from connectors.hub.lists.row_lists import RowLists, job_lists
-from connectors.hub.lists.settled_stream import PUBLIC_KINDS, settled_as_json
 from connectors.hub.live.live_view import LiveView
+from connectors.hub.live.row_lists import RowLists, job_lists
 from connectors.hub.live.settled_feed import SettledRecord
+from connectors.hub.services.settled_stream import PUBLIC_KINDS, settled_as_json
 from schemas.fold.view_rows import Row
 from schemas.streams.job.job_registry import JOB_REGISTERED, JOB_SECRET_ROTATED, JobRow
 from schemas.streams.principal.principals import OPERATOR

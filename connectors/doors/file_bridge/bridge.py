@@ -33,8 +33,8 @@ from connectors.doors.file_bridge.put_off import HeldKey, HeldRetries, PutOff
 from connectors.doors.file_bridge.queue_folder import FolderWatch, queue_root, wait_free
 from connectors.doors.file_bridge.records import claims_of, claims_of_ids
 from connectors.doors.file_bridge.session_carrier import SessionCarrier
+from connectors.log.kafka_topic import RenewingPublisher
 from connectors.log.publisher import RecordRefused
-from connectors.log.renewing_publisher import RenewingPublisher
 from connectors.plumbing.network.rates import Backoff
 from schemas.keys.record_macs import FILE_BRIDGE
 from schemas.settings.settings import Settings

@@ -20,7 +20,7 @@ from connectors.doors.mqtt_bridge.bridge_standby import StandbyWatch, has_sessio
 from connectors.doors.mqtt_bridge.connection import BridgeConnection, Tally
 from connectors.doors.mqtt_bridge.inboxes import AgentInboxes
 from connectors.doors.mqtt_bridge.publish_limits import OutboxLimits, PublishCounts
-from connectors.log.renewing_publisher import RenewingPublisher
+from connectors.log.kafka_topic import RenewingPublisher
 from connectors.plumbing.gateway_client.verdict_stream import VerdictStream
 from connectors.plumbing.mqtt_link.payloads import showing_interval_s
 from schemas.keys.record_macs import MQTT_BRIDGE

@@ -46,11 +46,11 @@ from connectors.hub.organism.organism_file import (
     load_organism,
 )
 from connectors.hub.services.hub import Hub
-from connectors.hub.services.organism_keeper import check_names
-from connectors.hub.serving.access_log import AccessLog
+from connectors.hub.services.start_records import check_names
 from connectors.hub.serving.answers import (
     INTERNAL,
     ApiError,
+    RefusalRecorder,
     error_response,
     http_error_response,
     json_answer,
@@ -58,7 +58,7 @@ from connectors.hub.serving.answers import (
     unavailable,
 )
 from connectors.hub.serving.bounded_http import note_principal
-from connectors.hub.serving.refusals import RefusalRecorder
+from connectors.hub.serving.metrics import AccessLog
 from connectors.hub.serving.strict_request import NotRead, StrictRequest
 from connectors.operations.agents.organism_changes import Applied, apply_change
 from schemas.settings.settings import PROJECT_ROOT

@@ -30,7 +30,7 @@ from connectors.hub.engine.operation import (
     Unusual,
     reserve_bytes,
 )
-from connectors.hub.lists.ordered_rows import OrderedRows
+from connectors.hub.live.ordered_rows import OrderedRows
 from connectors.hub.live.settled_feed import SettledRecord
 from connectors.hub.services.hub import Hub
 from connectors.hub.serving.answers import encoded_within, refuse_rejected, row_as_json

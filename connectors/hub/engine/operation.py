@@ -20,11 +20,10 @@ from connectors.hub.live.settled_feed import SettledRecord
 from connectors.hub.services.hub import Hub
 from connectors.hub.services.mailbox_waits import Mailbox
 from connectors.hub.serving.admission import OwnerOf, WhyRefused, reason_alone
-from connectors.hub.serving.answers import BUSY, json_answer, unavailable
-from connectors.hub.serving.idempotency import IdempotencyKey, Origin, caller_of, request_uuid
+from connectors.hub.serving.answers import BUSY, DOOR, json_answer, unavailable
+from connectors.hub.serving.identities import IdempotencyKey, Origin, caller_of, request_uuid
 from connectors.hub.serving.models import ERRORS
 from connectors.hub.serving.policy import Action, Caller
-from connectors.hub.serving.refusals import DOOR
 from schemas.wire.record import OutgoingRecord
 
 # Answers below this are not counted: all connections together have few MiB of them.

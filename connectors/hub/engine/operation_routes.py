@@ -12,7 +12,7 @@ from fastapi import Query, Request, Response
 from connectors.hub.engine.operation import Answer, Asked, Behind, IsGone, Operation, Planned, Unusual
 from connectors.hub.serving.admission import Gate, Routes
 from connectors.hub.serving.answers import json_answer
-from connectors.hub.serving.idempotency import caller_of
+from connectors.hub.serving.identities import caller_of
 from schemas.wire.record import JSON_CONTENT
 
 

@@ -27,8 +27,7 @@ import msgspec
 
 from connectors.hub.launcher import hardening
 from connectors.hub.launcher.hardening import HANDLE_VARIABLE, ORDER_VARIABLE
-from connectors.hub.launcher.launcher_file import LAUNCHERS_FILE, LaunchRule
-from connectors.hub.launcher.protocol import LaunchFailed, LaunchSpec, Started
+from connectors.hub.launcher.launch_spec import LAUNCHERS_FILE, LaunchFailed, LaunchRule, LaunchSpec, Started
 from connectors.plumbing.machine import process_tree
 from schemas.keys.umask import PRIVATE_UMASK, user_umask
 from schemas.settings.settings import Settings

@@ -11,8 +11,7 @@ from typing import Final
 import lmdb
 
 from connectors.hub.live.live_state import LiveState, digest_of
-from connectors.hub.live.store_folder import StoreFolder
-from connectors.hub.live.store_writer import StoreWriter
+from connectors.hub.live.store_writer import StoreFolder, StoreWriter
 from connectors.hub.live.view_reader import load_views
 from connectors.log.topic_consumer import LogTail, OffsetsGoneError
 from schemas.fold.settled import FOLD_VERSION

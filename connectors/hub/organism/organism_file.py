@@ -16,9 +16,14 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from connectors.hub.organism.agent_definitions import FreeName, read_definitions
+from connectors.hub.organism.declared_files import (
+    FreeName,
+    InvalidYaml,
+    PlainLoader,
+    load_yaml,
+    read_definitions,
+)
 from connectors.hub.organism.handler_descriptions import PAYLOAD_FIELDS, Described, describe_handlers
-from connectors.hub.organism.unique_yaml import InvalidYaml, PlainLoader, load_yaml
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from schemas.streams.control.organism import (
     CONCURRENCY,

@@ -13,42 +13,43 @@ import structlog
 
 from connectors.hub.blobs.blob_keeper import BlobKeeper
 from connectors.hub.blobs.blob_store import BlobStore
-from connectors.hub.fairness.byte_budget import ByteBudget
-from connectors.hub.fairness.fair_turns import FairTurns
-from connectors.hub.fairness.name_facts import NameFacts
-from connectors.hub.fairness.publish_pauses import PublishPauses
-from connectors.hub.fairness.refusal_pace import RefusalPace
-from connectors.hub.fairness.under_way import UnderWay
-from connectors.hub.launcher.launcher_file import read_launchers
+from connectors.hub.launcher.launch_spec import read_launchers
 from connectors.hub.launcher.local_processes import LocalProcessLauncher
-from connectors.hub.lists.row_lists import RowLists
 from connectors.hub.live.live_view import LiveView
 from connectors.hub.live.log_clock import LogClock
+from connectors.hub.live.row_lists import RowLists
 from connectors.hub.reactor.own_records import OwnAnswers
 from connectors.hub.reactor.related_names import TopicsBySubscriber
 from connectors.hub.reactor.timers import timers_of_kinds
-from connectors.hub.services.agent_registrar import AgentRegistrar
 from connectors.hub.services.audit_log import AuditLog
-from connectors.hub.services.bridge_watch import BridgeWatch
-from connectors.hub.services.broker_overlays import BrokerOverlays
 from connectors.hub.services.conversations import Conversations
 from connectors.hub.services.listeners import Listeners
 from connectors.hub.services.log_appender import LogAppender
 from connectors.hub.services.mailbox_waits import MailboxWaits
 from connectors.hub.services.mailboxes import MailboxIndex, newest_final
-from connectors.hub.services.organism_keeper import OrganismKeeper
-from connectors.hub.services.picking import FreshView, PendingJobs, Picker
-from connectors.hub.services.principal_limits import LiveJobs, PrincipalLimits
-from connectors.hub.services.switch_keeper import append_lacking_mac_rules, append_noted_switch
-from connectors.hub.services.table_metrics import LeaseMetrics, MachineMetrics, StateMetrics, TableMetrics
+from connectors.hub.services.picking import BrokerOverlays, FreshView, PendingJobs, Picker
+from connectors.hub.services.principal_limits import LiveJobs, NameFacts, PrincipalLimits, PublishPauses
+from connectors.hub.services.start_records import (
+    AgentRegistrar,
+    OrganismKeeper,
+    append_lacking_mac_rules,
+    append_noted_switch,
+)
+from connectors.hub.services.table_metrics import (
+    BridgeWatch,
+    LeaseMetrics,
+    MachineMetrics,
+    StateMetrics,
+    TableMetrics,
+)
 from connectors.hub.services.task_keeper import TaskKeeper
-from connectors.hub.serving.access_log import RequestLines
+from connectors.hub.serving.answers import DOOR, RefusalRecorder
 from connectors.hub.serving.identities import Identities
-from connectors.hub.serving.metrics import Metrics
-from connectors.hub.serving.refusals import DOOR, RefusalRecorder
+from connectors.hub.serving.metrics import Metrics, RequestLines
+from connectors.hub.serving.shares import ByteBudget
 from connectors.hub.serving.streaming_answer import StreamPlaces
-from connectors.hub.webhooks.webhook_client import WebhookClient
-from connectors.hub.webhooks.webhook_health import WebhookHealth
+from connectors.hub.serving.turns import FairTurns, RefusalPace, UnderWay
+from connectors.hub.webhooks.webhook_client import WebhookClient, WebhookHealth
 from connectors.plumbing.machine.background_service import BackgroundService
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import PROJECT_ROOT, Settings

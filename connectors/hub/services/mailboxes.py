@@ -7,9 +7,8 @@ from collections.abc import Iterable, Sequence
 from itertools import islice, takewhile
 from typing import Final, NamedTuple, TypeVar
 
-from connectors.hub.lists.row_index import RowIndex
 from connectors.hub.live.live_view import LiveView
-from connectors.hub.live.sorted_keys import SortedKeys
+from connectors.hub.live.ordered_rows import RowIndex, SortedKeys
 from connectors.hub.services.mailbox_waits import HandedMessages, Mailbox
 from connectors.hub.serving.policy import Caller
 from schemas.streams.mailboxes.message import (

@@ -4,27 +4,87 @@
 a principal may send twice as much at two of them. The fold of the mailbox counts what waits in it, so that
 limit holds whatever the number of gateways. Jobs and subscriptions are counted in the live view, and in the
 requests of this gateway that are not settled. Requests at several gateways at one moment may exceed the limit.
+
+An account at the MQTT broker is paused if it publishes far beyond its rate (LM-10). The broker has no rate
+limit for a client, and acknowledges a message before the bridge reads it. So a client that ignores the refusals
+in its receipts costs the whole machine. The bridge reports what each account has published.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 
-from connectors.hub.fairness.name_facts import NameFacts
-from connectors.hub.lists.row_index import RowIndex
 from connectors.hub.live.live_view import LiveView
+from connectors.hub.live.ordered_rows import RowIndex
 from connectors.hub.reactor.related_names import TopicsBySubscriber
 from connectors.hub.services.mailboxes import MailboxIndex
 from connectors.hub.serving.answers import RETRY_AFTER_S, too_many
 from connectors.plumbing.network.rates import TokenBuckets
+from schemas.effects.following import GetRow
 from schemas.effects.recipients import Limits, has_mailbox, limits_of
+from schemas.fold.settled import AppliedChange
+from schemas.streams.agents.agent_registry import AgentRow
+from schemas.streams.agents.mqtt_agents import MqttAgentRow
+from schemas.streams.agents.participants import ParticipantRow
+from schemas.streams.control.limits import LimitRow
+from schemas.streams.control.organism import ListenerRow
 from schemas.streams.job.job_registry import JobRow
 from schemas.streams.mailboxes.message import DEFAULT_REALM, MessageRow
+from schemas.streams.principal.principals import PrincipalRow
+from schemas.streams.webhook.webhook_registry import WebhookRow
 from trunkline_agent.wire.verdicts import LIMIT_REACHED, MAILBOX_FULL, RATE_LIMITED
+
+_T = TypeVar("_T")
+
+_ROWS: Final = (AgentRow, LimitRow, ListenerRow, MqttAgentRow, ParticipantRow, PrincipalRow, WebhookRow)
+_VIEWS: Final = frozenset(row.VIEW for row in _ROWS)
+_FACTS: Final = 50_000
+_UNKNOWN: Final = object()
+
+
+class NameFacts:
+    """Facts of names that depend on rows of principals, participants, agents, listeners, webhooks and limits.
+
+    Thread-safe.
+
+    Args:
+        get: The look-up of rows, such as `LiveView.get`.
+    """
+
+    follows = _ROWS
+
+    def __init__(self, get: GetRow) -> None:
+        self._get = get
+        self._known: dict[tuple[Any, str], Any] = {}
+        self._lock = threading.Lock()
+        self._changes = 0
+
+    def changed(self, change: AppliedChange) -> None:
+        """Forget all facts if a row has changed that they may depend on. The live view calls it."""
+        if change.view in _VIEWS:
+            with self._lock:
+                self._changes += 1
+                self._known.clear()
+
+    def of(self, fact: Callable[[GetRow, str], _T], name: str) -> _T:
+        """Return a fact of a name: what `fact` returns for the look-up of rows and the name."""
+        found: Any = self._known.get((fact, name), _UNKNOWN)
+        if found is not _UNKNOWN:
+            return found  # type: ignore[no-any-return]
+        changes, found = self._changes, fact(self._get, name)
+        with self._lock:
+            if len(self._known) >= _FACTS:
+                self._known.clear()
+            if changes == self._changes:
+                self._known[fact, name] = found
+        return found  # type: ignore[no-any-return]
+
 
 # The number of mailboxes that were full just now, and of principals with a rate.
 _MOST: Final = 10_000
@@ -177,3 +237,83 @@ class PrincipalLimits:
             self._under_way[key] -= 1
             if not self._under_way[key]:
                 del self._under_way[key]
+
+
+# An account is paused when more messages than these, and than this part of its rate, exceed its rate within
+# `WINDOW_S` seconds.
+EXCESS_LEAST: Final = 100
+EXCESS_PART: Final = 0.1
+WINDOW_S: Final = 10.0
+# The first pause, and the longest one. Each pause is twice as long as the one before.
+FIRST_S: Final = 60
+LONGEST_S: Final = 960
+# After so long without a pause, the next pause is as long as the first one.
+FORGOTTEN_S: Final = 3600.0
+
+
+@dataclass
+class _Excess:
+    """The messages beyond the rate of an account since the time `since`."""
+
+    since: float
+    messages: float = 0.0
+
+
+@dataclass
+class _Pause:
+    """The last pause of an account."""
+
+    seconds: int
+    until: float
+
+
+class PublishPauses:
+    """The pauses of the accounts at the MQTT broker. Not thread-safe: for the event loop.
+
+    It remembers the 10,000 accounts that were used last, by their owners.
+
+    Args:
+        clock: Returns seconds and never goes back.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._rates: TokenBuckets[str] = TokenBuckets(1, 1, clock, _MOST)
+        self._excess: OrderedDict[str, _Excess] = OrderedDict()
+        self._pauses: OrderedDict[str, _Pause] = OrderedDict()
+
+    def report(self, owner: str, messages: int, per_minute: int | None) -> int | None:
+        """Count messages that an account has published. Return the seconds for which to pause it, or None.
+
+        While an account is paused, its messages cause no other pause: the broker may have taken them before.
+
+        Args:
+            owner: The owner of the account: a job or an agent.
+            messages: The number of messages since the last report.
+            per_minute: The number of messages that the account may publish in a minute. None: any number.
+        """
+        if per_minute is None:
+            return None
+        excess = self._rates.take_part(owner, messages, per_minute)
+        now, last = self._clock(), self._pauses.get(owner)
+        if not excess or (last is not None and now < last.until):
+            return None
+        found = self._excess.pop(owner, None)
+        if found is None or now - found.since > WINDOW_S:
+            found = _Excess(now)
+        found.messages += excess
+        if found.messages <= max(EXCESS_LEAST, EXCESS_PART * per_minute):
+            _put(self._excess, owner, found)
+            return None
+        seconds = FIRST_S
+        if last is not None and now - last.until < FORGOTTEN_S:
+            seconds = min(2 * last.seconds, LONGEST_S)
+        self._pauses.pop(owner, None)
+        _put(self._pauses, owner, _Pause(seconds, now + seconds))
+        return seconds
+
+
+def _put(known: OrderedDict[str, _T], owner: str, value: _T) -> None:
+    known[owner] = value
+    if len(known) > _MOST:
+        known.popitem(last=False)

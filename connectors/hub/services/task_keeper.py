@@ -18,19 +18,19 @@ from typing import Final
 
 import structlog
 
-from connectors.hub.launcher.protocol import (
+from connectors.hub.launcher.launch_spec import (
     AGENT_TOKEN_VARIABLE,
     Launcher,
     LaunchFailed,
     LaunchSpec,
     Started,
 )
-from connectors.hub.lists.row_lists import RowLists
 from connectors.hub.live.live_view import LiveView
+from connectors.hub.live.row_lists import RowLists
 from connectors.hub.live.settled_feed import SettledRecord
 from connectors.hub.services.log_appender import LogAppender
 from connectors.hub.services.mailboxes import MailboxIndex, token_mailbox
-from connectors.hub.services.task_credentials import AgentKeyFiles, task_token
+from connectors.hub.serving.identities import AgentKeyFiles, task_token
 from connectors.plumbing.machine.background_service import ThreadedService
 from connectors.plumbing.machine.process_tree import host_name
 from schemas.effects.job_effects import stopped_with_task

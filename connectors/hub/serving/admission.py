@@ -16,16 +16,14 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 
-from connectors.hub.fairness.fair_turns import FairTurns
-from connectors.hub.fairness.refusal_pace import RefusalPace
-from connectors.hub.serving.answers import INTERNAL, ApiError, error_response, first_fault
+from connectors.hub.serving.answers import INTERNAL, ApiError, RefusalRecorder, error_response, first_fault
 from connectors.hub.serving.api_document import BEARER
 from connectors.hub.serving.bounded_http import note_principal, peer_is_gone
 from connectors.hub.serving.identities import Identities, Unidentified
 from connectors.hub.serving.models import ERRORS
 from connectors.hub.serving.policy import Action, Caller, decide, needs_owner, roles_with
-from connectors.hub.serving.refusals import RefusalRecorder
 from connectors.hub.serving.strict_request import NotRead, StrictRequest
+from connectors.hub.serving.turns import FairTurns, RefusalPace
 from schemas.streams.principal.principals import OPERATOR
 from schemas.streams.refused.refusal import RefusalReason
 from schemas.streams.task.task_registry import TokenRow

@@ -1,10 +1,14 @@
-"""The gateway's HTTP answers: rows as JSON, and every error as `{"reason", "message"}`."""
+"""The gateway's HTTP answers: rows as JSON, and every error as `{"reason", "message"}`; records of refusals.
+
+Refusals (400, 401, 403, 413, 429) are recorded in the log, with a rate limit.
+"""
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
 
@@ -19,12 +23,15 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.routing import Match
 
 from connectors.hub.live.settled_feed import SettledRecord
+from connectors.plumbing.network.rates import FewRefusals
 from schemas.fold.view_rows import Row
 from schemas.streams.principal.principals import PrincipalRow
+from schemas.wire.record import OutgoingRecord
 from schemas.wire.wire_body import words_of
 from trunkline_agent.errors import BackboneUnreachable, TrunklineError
 from trunkline_agent.wire import verdicts
 from trunkline_agent.wire.moments import iso_moment
+from trunkline_agent.wire.verdicts import POLICY
 
 # The gateway's own reasons, in addition to those of connectors/agent_sdk/trunkline_agent/wire/verdicts.py.
 NOT_FOUND: Final = "not_found"
@@ -290,3 +297,27 @@ def error_answer(error: Failure) -> Response:
     if isinstance(error, ApiError):
         return error_response(error.status_code, error.reason, str(error.detail), headers)
     return http_error_response(error.status_code, headers)
+
+
+DOOR: Final = "http"
+
+
+class RefusalRecorder(FewRefusals):
+    """A rate-limited recorder of refused requests. For the arguments see `FewRefusals`. Not thread-safe."""
+
+    def __init__(
+        self,
+        append: Callable[[OutgoingRecord], object],
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        door: str = DOOR,
+    ) -> None:
+        super().__init__(append, clock, door=door)
+
+    def forbidden(self, why: str, principal: str, route: str) -> ApiError:
+        """Record a refusal with the reason `policy`, and return an ApiError (403) for the caller to raise.
+
+        The arguments are those of `record`.
+        """
+        self.record(POLICY, why, principal, route)
+        return ApiError(403, POLICY, why)

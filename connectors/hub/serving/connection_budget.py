@@ -3,7 +3,7 @@
 Connections that have not authenticated share one budget. When it is full, the oldest one that is not being
 answered is closed, so that a new client, which sends its request at once, gets through. A request with a valid
 credential moves its connection to the authenticated budget, where each principal has a share of the places
-(`connectors.hub.fairness.shares`). A principal beyond its share loses one of its own connections. When the
+(`connectors.hub.serving.shares`). A principal beyond its share loses one of its own connections. When the
 budget is full, the principal with the most connections loses one.
 
 This module only counts and knows no sockets. All calls must come from one event loop.
@@ -20,8 +20,8 @@ from typing import Any, Final, Protocol
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from connectors.hub.fairness.shares import may_have_one_more
 from connectors.hub.serving.metrics import counters, gauges
+from connectors.hub.serving.shares import may_have_one_more
 
 # The interval of `sweep`, and so the largest delay of a time-out.
 SWEEP_S: Final = 1.0

@@ -1,24 +1,35 @@
-"""The principals and agents' tasks that bearer tokens belong to, as an index of the live view.
+"""Identities of callers, and what follows from them: ids of repeated requests (CM-04), derived credentials.
 
-The operator's token comes from its file. The tokens of principals and tasks are known by their SHA-256 alone,
-from the rows of the live view.
+`Identities` is an index of the live view. The operator's token comes from its file. The tokens of principals
+and tasks are known by their SHA-256 alone. A request's idempotency key gives each thing that it makes the same
+id again. The credentials of a task are its token (HH-02), and the private key of its agent (AM-09).
 """
 
 from __future__ import annotations
 
+import base64
 import hmac
+import os
 import threading
 import time
+import uuid
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from pathlib import Path
+from typing import Annotated, Final, TypedDict
+
+from fastapi import Header, Request
 
 from connectors.hub.serving.policy import Caller
 from schemas.fold.settled import AppliedChange
 from schemas.fold.view_rows import Row
+from schemas.keys.sealing import Keyring
+from schemas.settings.settings import Settings
 from schemas.streams.principal.principals import ACTIVE, AGENT, OPERATOR, PrincipalRow, token_hash
 from schemas.streams.task.task_registry import TokenRow
+from trunkline_agent.mcp.signing import load_private_key, new_key_pair, public_pem
 
 # The hashes of so many tokens are remembered, in headers of at most so many characters.
 _DIGESTS: Final = 4096
@@ -130,3 +141,150 @@ def _digest_of(authorization: str) -> str | None:
     scheme, _, token = authorization.partition(" ")
     token = token.strip()
     return token_hash(token) if scheme.lower() == "bearer" and token else None
+
+
+NAMESPACE: Final = uuid.uuid5(uuid.NAMESPACE_URL, "urn:trunkline:request")
+# Random bytes for so many UUIDs are got at once. In each system call other threads of Python may go first.
+_UUIDS: Final = 256
+_UUID_BYTES: Final = 16
+_random: Final[deque[bytes]] = deque()
+# A repeated request returns the same token only within this time after the token was made.
+TOKEN_WINDOW_S: Final = 24 * 3600.0
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        pattern=r"^[\x21-\x7e]{1,255}$",
+        description="A request with a key that was used before is the same request and gets the same answer.",
+    ),
+]
+"""The header, 1 to 255 visible ASCII characters."""
+
+
+def request_uuid(requester: str, key: str | None) -> uuid.UUID:
+    """Return the UUID of the thing that a request makes, such as a message or a job.
+
+    The same requester and idempotency key give the same UUID, whatever the body. Without a key (None) the UUID
+    is random. `requester` is the namespace of the caller's keys, see `Caller.requester`. `key` is the header
+    `Idempotency-Key`.
+    """
+    return random_uuid() if key is None else uuid.uuid5(uuid.uuid5(NAMESPACE, requester), key)
+
+
+def random_uuid() -> uuid.UUID:
+    """Return a random UUID (RFC 9562, version 4). May be called on any thread."""
+    try:
+        chosen = _random.popleft()
+    except IndexError:
+        many = os.urandom(_UUIDS * _UUID_BYTES)
+        _random.extend(many[at : at + _UUID_BYTES] for at in range(0, len(many), _UUID_BYTES))
+        return random_uuid()
+    return uuid.UUID(bytes=chosen, version=4)
+
+
+class Origin(TypedDict):
+    """The door and the principal of a record, as arguments of the functions that build records."""
+
+    door: str
+    principal: str
+
+
+def caller_of(request: Request) -> Caller:
+    """Return the authenticated sender of a request."""
+    found: Caller = request.state.caller
+    return found
+
+
+def url_safe(secret: bytes) -> str:
+    """Return `secret` in URL-safe base64 without padding."""
+    return base64.urlsafe_b64encode(secret).decode("ascii").rstrip("=")
+
+
+def derived_token(keyring: Keyring, made: uuid.UUID, name: str, known_sha256: str | None = None) -> str:
+    """Return the token of the principal that a request adds, as URL-safe base64.
+
+    The token is derived from a master key and the request. So a repeated request gets the same token, although
+    no token is stored. If no master key yields a token with `known_sha256`, the token of the active key is
+    returned.
+
+    Args:
+        keyring: The master keys.
+        made: The UUID of the request, as `request_uuid` returns it.
+        name: The name of the principal.
+        known_sha256: The hash of the principal's existing token. That token may come from an earlier master
+            key, so each key is tried. None for a new principal: the active key is used.
+    """
+    purpose = f"principal-token/{name}/{made}"
+    for one in keyring.each() if known_sha256 is not None else ():
+        token = url_safe(one.derive(purpose))
+        if token_hash(token) == known_sha256:
+            return token
+    return url_safe(keyring.derive(purpose))
+
+
+def task_token(keyring: Keyring, task_id: str, token_id: str | None = None) -> str:
+    """Return the token with which the agent of a task authenticates itself, a UUID with 122 secret bits.
+
+    It is derived from a master key and the task's id, so it is stored nowhere, and repeated calls return the
+    same token. If no master key yields a token with `token_id`, the token of the active key is returned.
+
+    Args:
+        keyring: The master keys.
+        task_id: The id of the task.
+        token_id: The first digits of the hash of the task's existing token. That token may come from an earlier
+            master key, so each key is tried. None for a new task: the active key is used.
+    """
+    for one in keyring.each() if token_id is not None else ():
+        token = _derived(one, task_id)
+        if token_hash(token).startswith(token_id or ""):
+            return token
+    return _derived(keyring, task_id)
+
+
+def _derived(keyring: Keyring, task_id: str) -> str:
+    return str(uuid.UUID(bytes=keyring.derive(f"task-token/{task_id}")[:16], version=4))
+
+
+class AgentKeyFiles:
+    """The private keys of agents that the gateway starts: one file with mode 0600 for each task.
+
+    The files are in the folder `agent_mcp.keys_path`.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._folder = settings.agent_keys_path
+
+    def make(self, task_id: str) -> tuple[Path, str]:
+        """Create a key pair for a task's agent, and write the private key to the task's file.
+
+        If the file exists, because an earlier launch was interrupted, nothing is written, and its key is
+        returned.
+
+        Returns:
+            The path of the private key's file, and the public key in PEM.
+
+        Raises:
+            OSError: The file cannot be read or written.
+            ValueError: The existing file is no private key.
+        """
+        path = self.path_of(task_id)
+        if path.exists():
+            return path, public_pem(load_private_key(path.read_bytes()))
+        private, public = new_key_pair()
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        draft = self._folder / f".{task_id}.{os.getpid()}"
+        # Other users must not read the file, not even while it is written.
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(private)
+        draft.replace(path)
+        return path, public
+
+    def path_of(self, task_id: str) -> Path:
+        """Return the absolute path of the private key's file for a task's agent. The file need not exist."""
+        return (self._folder / f"{task_id}.pem").absolute()
+
+    def remove(self, task_id: str) -> None:
+        """Delete the file with the private key of a task's agent. Without such a file, nothing happens."""
+        self.path_of(task_id).unlink(missing_ok=True)

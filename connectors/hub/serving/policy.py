@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from connectors.hub.serving.refusals import DOOR
+from connectors.hub.serving.answers import DOOR
 from schemas.streams.principal.principals import AGENT, DELEGATOR, OPERATOR, VIEWER, WORKER
 
 

@@ -26,11 +26,10 @@ import structlog
 from fastapi import Header, Response
 from starlette.types import Message, Receive, Scope, Send
 
-from connectors.hub.fairness.byte_budget import ByteBudget, Room
-from connectors.hub.fairness.shares import Places
 from connectors.hub.serving.answers import crowded
 from connectors.hub.serving.bounded_http import ABORT, IS_STREAM, SEND_BUFFER
 from connectors.hub.serving.policy import Caller
+from connectors.hub.serving.shares import ByteBudget, Places, Room
 from schemas.streams.principal.principals import OPERATOR
 
 log = structlog.stdlib.get_logger(__name__)

@@ -14,8 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
 
-from connectors.hub.webhooks.webhook_client import GONE, CallResult, Target, WebhookClient
-from connectors.hub.webhooks.webhook_health import WebhookHealth
+from connectors.hub.webhooks.webhook_client import GONE, CallResult, Target, WebhookClient, WebhookHealth
 from connectors.plumbing.network.rates import Backoff
 from schemas.settings.settings import WebhookSettings
 

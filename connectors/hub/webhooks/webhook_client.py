@@ -1,25 +1,63 @@
 """One call of a webhook: a signed CloudEvent by POST, and how it ended. No redirect is followed.
 
 The calls use neither a proxy nor cookies, and nothing of the environment. Connections are kept some seconds.
+The health of webhooks is in the memory of one gateway: the newest calls, and how many have failed in a row.
+
+Signatures are by the Standard Webhooks specification, version 1.0, at
+https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md. A call has the
+headers `webhook-id`, `webhook-timestamp` and `webhook-signature`. A signature is `v1,` and the base64 of the
+HMAC-SHA256 (RFC 2104) of `<id>.<timestamp>.<body>`. While a secret is rotated, there are two.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import hmac
 import ssl
+import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import httpcore2
 
 from connectors.hub.webhooks.addresses import AddressRefusedError, AddressRule, CheckedBackend
-from connectors.hub.webhooks.signatures import signature_headers
 from schemas.settings.settings import PROJECT_ROOT, WebhookSettings
 from schemas.streams.webhook.webhook_registry import UrlParts, url_parts
 from trunkline_agent.wire.retry_after import retry_after_s
+
+PREFIX: Final = "whsec_"
+SECRET_BYTES: Final = 32
+
+
+def new_webhook_secret(key: bytes) -> str:
+    """Return the secret of a webhook, `whsec_` and the base64 of `key`, which has 24 to 64 bytes."""
+    return PREFIX + base64.b64encode(key).decode("ascii")
+
+
+def signature_headers(secrets: Sequence[str], message_id: str, timestamp_s: int, body: bytes) -> dict[str, str]:
+    """Return the three headers that sign one call.
+
+    Args:
+        secrets: the secrets, by `new_webhook_secret`, the newest first. Each makes one signature.
+        message_id: the id of the message. It is the same in each attempt, and contains no dot.
+        timestamp_s: the time of this attempt, in seconds since 1970 UTC.
+        body: the body of the call, as it is sent.
+    """
+    signed = f"{message_id}.{timestamp_s}.".encode() + body
+    signatures = [
+        hmac.digest(base64.b64decode(secret.removeprefix(PREFIX)), signed, "sha256") for secret in secrets
+    ]
+    return {
+        "webhook-id": message_id,
+        "webhook-timestamp": str(timestamp_s),
+        "webhook-signature": " ".join(f"v1,{base64.b64encode(one).decode('ascii')}" for one in signatures),
+    }
+
 
 CLOUD_EVENT: Final = "application/cloudevents+json"
 GONE: Final = 410
@@ -182,3 +220,60 @@ def _why(status: int) -> str:
     if _MULTIPLE_CHOICES <= status < _BAD_REQUEST:
         return f"HTTP status {status}: redirects are not followed"
     return "" if status < _MULTIPLE_CHOICES else f"HTTP status {status}"
+
+
+@dataclass(frozen=True)
+class Health:
+    """The calls of one webhook by this gateway. Times are microseconds since 1970 UTC, and None for never.
+
+    Attributes:
+        succeeded: The number of calls that succeeded.
+        failed: The number of calls that failed.
+        failures_in_a_row: The number of failed calls since the newest that succeeded.
+        last_failure: Why the newest failed call has failed; "" if none has.
+    """
+
+    succeeded: int = 0
+    failed: int = 0
+    failures_in_a_row: int = 0
+    last_success_at: int | None = None
+    last_failure_at: int | None = None
+    last_failure: str = ""
+
+
+class WebhookHealth:
+    """The health of all webhooks that this gateway has called since its start. Thread-safe."""
+
+    def __init__(self, now_s: Callable[[], float] = time.time) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[str, Health] = {}
+        self._now_s = now_s
+
+    def of(self, webhook: str) -> Health:
+        """Return the health of a webhook. It is that of no call if this gateway has made none."""
+        with self._lock:
+            return self._known.get(webhook, Health())
+
+    def note(self, webhook: str, result: CallResult) -> None:
+        """Count a call."""
+        now_us = int(self._now_s() * 1e6)
+        with self._lock:
+            known = self._known.get(webhook, Health())
+            if result.is_ok:
+                found = replace(
+                    known, succeeded=known.succeeded + 1, failures_in_a_row=0, last_success_at=now_us
+                )
+            else:
+                found = replace(
+                    known,
+                    failed=known.failed + 1,
+                    failures_in_a_row=known.failures_in_a_row + 1,
+                    last_failure_at=now_us,
+                    last_failure=result.why,
+                )
+            self._known[webhook] = found
+
+    def forget(self, webhook: str) -> None:
+        """Forget the calls of a webhook that was removed."""
+        with self._lock:
+            self._known.pop(webhook, None)

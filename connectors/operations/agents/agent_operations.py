@@ -8,8 +8,8 @@ from fastapi import Path
 
 from connectors.hub.engine.family import Family, LongAnswer, page_by_age, page_by_name
 from connectors.hub.engine.operation import Asked
-from connectors.hub.launcher.protocol import AGENT_TOKEN_VARIABLE
-from connectors.hub.lists.row_lists import CONTAINER_LISTS
+from connectors.hub.launcher.launch_spec import AGENT_TOKEN_VARIABLE
+from connectors.hub.live.row_lists import CONTAINER_LISTS
 from connectors.hub.services.hub import Hub
 from connectors.hub.serving.answers import existing, row_as_answer
 from connectors.hub.serving.models import NAMED, PageFilter

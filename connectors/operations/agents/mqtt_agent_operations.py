@@ -11,7 +11,7 @@ from connectors.hub.engine.family import Family, LongAnswer, Steps, page_by_name
 from connectors.hub.engine.operation import Answer, Asked
 from connectors.hub.services.hub import Hub
 from connectors.hub.serving.answers import ApiError, row_as_json
-from connectors.hub.serving.idempotency import TOKEN_WINDOW_S, url_safe
+from connectors.hub.serving.identities import TOKEN_WINDOW_S, url_safe
 from connectors.hub.serving.models import AnswerBody, NoFields, PageAnswer, PageFilter, row_answer
 from connectors.hub.serving.policy import Action
 from connectors.operations.agents.agent_operations import AGENTS, AgentPath

@@ -17,7 +17,6 @@ from typing import IO, Final
 import structlog
 
 from connectors.hub.blobs.blob_store import BlobMissing, Draft
-from connectors.hub.fairness.shares import Places
 from connectors.hub.live.settled_feed import SettledRecord
 from connectors.hub.services.hub import Hub
 from connectors.hub.serving.answers import (
@@ -30,8 +29,9 @@ from connectors.hub.serving.answers import (
     refuse_rejected,
     unavailable,
 )
-from connectors.hub.serving.byte_ranges import ByteRange
-from connectors.hub.serving.idempotency import Origin
+from connectors.hub.serving.identities import Origin
+from connectors.hub.serving.served_files import ByteRange
+from connectors.hub.serving.shares import Places
 from connectors.hub.serving.strict_request import NotRead
 from connectors.operations.rules.message_limits import check_rate
 from schemas.streams.blob.blob_registry import STORED, BlobReference, BlobRow, BlobStored

@@ -18,7 +18,7 @@ from connectors.hub.live.settled_feed import SettledRecord
 from connectors.hub.services.hub import Hub
 from connectors.hub.services.mailbox_waits import Mailbox, same_request
 from connectors.hub.serving.answers import encoded_within, unavailable
-from connectors.hub.serving.idempotency import Origin
+from connectors.hub.serving.identities import Origin
 from connectors.operations.messages.shown_messages import message_as_json, reserve_answer
 from schemas.streams.mailboxes.mailbox_bodies import MailboxClaim, MailboxLease
 from schemas.streams.mailboxes.message import LEASED, PRIORITIES, MessageRow

@@ -25,7 +25,7 @@ from connectors.hub.services.mailbox_waits import Mailbox
 from connectors.hub.services.mailboxes import own_mailboxes
 from connectors.hub.serving.admission import WhyRefused
 from connectors.hub.serving.answers import json_answer, refuse_rejected
-from connectors.hub.serving.idempotency import request_uuid
+from connectors.hub.serving.identities import request_uuid
 from connectors.hub.serving.models import ERRORS
 from connectors.hub.serving.policy import Action
 from connectors.operations.blobs.blobs import reference_to

@@ -13,7 +13,7 @@ from typing import Any
 from connectors.hub.services.hub import Hub
 from connectors.hub.services.mailbox_waits import Mailbox, MailboxWait
 from connectors.hub.serving.answers import unavailable
-from connectors.hub.serving.idempotency import Origin
+from connectors.hub.serving.identities import Origin
 from connectors.operations.messages.deliveries import IsGone, never_gone
 from connectors.operations.messages.shown_messages import address_of_sender, reserve_answer
 from schemas.streams.mailboxes.mailbox_bodies import LIMIT_MOST, MailboxClaim, MailboxLease

@@ -19,7 +19,7 @@ from connectors.hub.live.live_rows import LiveRows
 from connectors.hub.live.settled_feed import SettledRecord
 from connectors.hub.services.hub import Hub
 from connectors.hub.serving.answers import ApiError, json_answer, not_found, refuse_rejected
-from connectors.hub.serving.idempotency import NAMESPACE
+from connectors.hub.serving.identities import NAMESPACE
 from connectors.hub.serving.models import NAMED, NoFields
 from connectors.hub.serving.policy import Action
 from connectors.operations.blobs.blobs import reference_to

@@ -16,7 +16,7 @@ from connectors.hub.live.live_rows import LiveRows
 from connectors.hub.services.hub import Hub
 from connectors.hub.services.mailbox_waits import Mailbox
 from connectors.hub.serving.answers import ApiError, encoded_within, row_as_json
-from connectors.hub.serving.idempotency import TOKEN_WINDOW_S, derived_token
+from connectors.hub.serving.identities import TOKEN_WINDOW_S, derived_token
 from connectors.hub.serving.models import NAMED, NoFields, PageFilter
 from connectors.hub.serving.policy import Action
 from connectors.operations.messages.shown_messages import answer_bytes_of

@@ -11,8 +11,8 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict
 
-from connectors.hub.lists.row_lists import RowLists
 from connectors.hub.live.live_view import LiveView
+from connectors.hub.live.row_lists import RowLists
 from connectors.hub.services.hub import Hub
 from connectors.hub.services.mailboxes import token_mailbox
 from connectors.hub.serving.policy import Caller

@@ -11,7 +11,7 @@ from connectors.hub.services.audit_log import why_refused
 from connectors.hub.services.hub import Hub
 from connectors.hub.services.log_appender import gather_all
 from connectors.hub.serving.answers import ApiError, refuse_rejected, too_many
-from connectors.hub.serving.idempotency import Origin
+from connectors.hub.serving.identities import Origin
 from connectors.hub.serving.policy import Caller
 from connectors.operations.rules.hub_policy import (
     evaluate_message,

@@ -9,9 +9,8 @@ from connectors.hub.engine.family import Owner
 from connectors.hub.engine.operation import Asked, Behind
 from connectors.hub.services.hub import Hub
 from connectors.hub.services.mailboxes import own_mailboxes
-from connectors.hub.serving.answers import malformed
+from connectors.hub.serving.answers import DOOR, malformed
 from connectors.hub.serving.policy import owner_of_task
-from connectors.hub.serving.refusals import DOOR
 from schemas.fold.view_rows import Row
 from schemas.streams.job.job_registry import JobRow
 from schemas.streams.mailboxes.message import DEFAULT_REALM

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, Unpack
 from connectors.hub.live.settled_feed import SettledRecord
 from connectors.hub.services.hub import Hub
 from connectors.hub.services.mailbox_waits import Mailbox
-from connectors.hub.serving.idempotency import Origin
+from connectors.hub.serving.identities import Origin
 from schemas.streams.mailboxes.mailbox_bodies import MessageReading
 from schemas.streams.mailboxes.message import CLAIMED, MESSAGE_PENDING, READ, MessageRow
 from schemas.wire.record import OutgoingRecord

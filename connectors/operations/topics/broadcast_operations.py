@@ -10,7 +10,7 @@ from connectors.hub.engine.operation import SMALL_BYTES, Answer, Asked, Operatio
 from connectors.hub.live.settled_feed import SettledRecord
 from connectors.hub.services.hub import Hub
 from connectors.hub.serving.answers import encoded_within, refuse_rejected
-from connectors.hub.serving.idempotency import request_uuid
+from connectors.hub.serving.identities import request_uuid
 from connectors.hub.serving.policy import Action
 from connectors.operations.blobs.blobs import reference_to
 from connectors.operations.messages.message_operations import MESSAGES

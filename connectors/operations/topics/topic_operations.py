@@ -17,7 +17,7 @@ from connectors.hub.services.hub import Hub
 from connectors.hub.services.mailboxes import own_mailboxes
 from connectors.hub.serving.admission import OwnerOf
 from connectors.hub.serving.answers import existing, refuse_rejected
-from connectors.hub.serving.idempotency import caller_of
+from connectors.hub.serving.identities import caller_of
 from connectors.hub.serving.models import NAMED
 from connectors.hub.serving.policy import Action, Caller
 from connectors.operations.blobs.blobs import reference_to

@@ -13,7 +13,7 @@ import msgspec
 
 from connectors.hub.services.hub import Hub
 from connectors.hub.serving.answers import ApiError, not_found, too_many
-from connectors.hub.serving.idempotency import Origin, request_uuid
+from connectors.hub.serving.identities import Origin, request_uuid
 from connectors.operations.rules.hub_policy import is_known_recipient, tokens_at_us
 from connectors.operations.rules.message_limits import check_rate, subscription_counted
 from schemas.streams.topic.topic_fold import subscribers_of

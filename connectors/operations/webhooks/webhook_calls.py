@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from connectors.hub.services.hub import Hub
 from connectors.hub.services.mailbox_waits import Mailbox
 from connectors.hub.serving.answers import ApiError
-from connectors.hub.serving.idempotency import Origin
+from connectors.hub.serving.identities import Origin
 from connectors.hub.serving.metrics import counters, gauge, gauges
 from connectors.hub.webhooks.deliverer import DOWN_AFTER, Deliverer, Delivery, MailboxError
 from connectors.hub.webhooks.webhook_client import Target

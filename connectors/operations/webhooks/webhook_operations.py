@@ -23,7 +23,7 @@ from connectors.hub.serving.answers import (
 from connectors.hub.serving.models import NAMED, NoFields
 from connectors.hub.serving.policy import Action, needs_owner
 from connectors.hub.webhooks.addresses import AddressRefusedError
-from connectors.hub.webhooks.signatures import new_webhook_secret
+from connectors.hub.webhooks.webhook_client import new_webhook_secret
 from connectors.operations.rules.owners import check_name_is_free, owner_of_webhook
 from connectors.operations.webhooks.webhook_calls import TEST_EVENT, cloud_event, target_of
 from connectors.operations.webhooks.webhook_models import (

@@ -15,15 +15,21 @@ from fastapi import Path, Request, Response
 
 from connectors.hub.engine.family import Family, LongAnswer, Steps, page_by_age, page_by_name
 from connectors.hub.engine.operation import Answer, Asked, owner_by
-from connectors.hub.lists.row_lists import job_lists
+from connectors.hub.live.row_lists import job_lists
 from connectors.hub.live.settled_feed import SettledRecord
 from connectors.hub.services.hub import Hub
 from connectors.hub.serving.admission import Routes
-from connectors.hub.serving.answers import ApiError, existing, json_answer, rejection_response, row_as_json
-from connectors.hub.serving.idempotency import caller_of
+from connectors.hub.serving.answers import (
+    DOOR,
+    ApiError,
+    existing,
+    json_answer,
+    rejection_response,
+    row_as_json,
+)
+from connectors.hub.serving.identities import caller_of
 from connectors.hub.serving.models import JOB_ID_PATTERN
 from connectors.hub.serving.policy import Action, Caller, decide
-from connectors.hub.serving.refusals import DOOR
 from connectors.hub.serving.strict_request import UNSUPPORTED
 from connectors.operations.rules.job_models import (
     BrokersAnswer,

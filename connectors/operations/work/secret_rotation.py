@@ -9,7 +9,7 @@ from connectors.hub.engine.operation import Asked
 from connectors.hub.live.settled_feed import SettledRecord
 from connectors.hub.services.hub import Hub
 from connectors.hub.serving.answers import ApiError
-from connectors.hub.serving.idempotency import url_safe
+from connectors.hub.serving.identities import url_safe
 from connectors.operations.work.registration import grant_of
 from schemas.keys.sealing import Keyring, job_secret_purpose
 from schemas.streams.job.job_fold import JobGrant

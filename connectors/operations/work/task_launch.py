@@ -8,9 +8,9 @@ from typing import Final, NamedTuple
 
 from connectors.hub.engine.operation import Asked
 from connectors.hub.services.hub import Hub
-from connectors.hub.services.task_credentials import task_token
 from connectors.hub.services.task_keeper import container_of
 from connectors.hub.serving.answers import ApiError, existing
+from connectors.hub.serving.identities import task_token
 from schemas.fold import life_cycles as states
 from schemas.streams.container.container_registry import MONITORING, ContainerRow
 from schemas.streams.principal.principals import token_hash

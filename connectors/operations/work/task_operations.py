@@ -9,13 +9,13 @@ from fastapi import Path
 
 from connectors.hub.engine.family import ROW_BYTES, Family, LongAnswer, page_by_age
 from connectors.hub.engine.operation import Answer, Asked
-from connectors.hub.lists.ordered_rows import OrderedRows
-from connectors.hub.lists.row_lists import TOKEN_LISTS, task_lists
 from connectors.hub.live.live_view import LiveView
+from connectors.hub.live.ordered_rows import OrderedRows
+from connectors.hub.live.row_lists import TOKEN_LISTS, task_lists
 from connectors.hub.services.hub import Hub
 from connectors.hub.services.mailboxes import token_mailbox
 from connectors.hub.serving.answers import check_task_text, existing, not_found, row_as_answer
-from connectors.hub.serving.idempotency import request_uuid
+from connectors.hub.serving.identities import request_uuid
 from connectors.hub.serving.models import NAMED
 from connectors.hub.serving.policy import Action
 from connectors.operations.rules.hub_models import (

@@ -29,12 +29,11 @@ from connectors.hub.engine.engine import Engine
 from connectors.hub.engine.exchange import DoorEngine
 from connectors.hub.engine.operation_routes import add_operation
 from connectors.hub.services.hub import Hub
-from connectors.hub.serving.access_log import AccessLog
 from connectors.hub.serving.admission import AdmittedRoute, Gate, Routes, open_to_all
 from connectors.hub.serving.answers import NOT_READY, add_error_handlers, json_answer, unavailable
 from connectors.hub.serving.api_document import documented
 from connectors.hub.serving.bounded_http import HeadRequests
-from connectors.hub.serving.metrics import CONTENT_TYPE
+from connectors.hub.serving.metrics import CONTENT_TYPE, AccessLog
 from connectors.hub.serving.models import ERRORS, HealthAnswer, ReadyAnswer
 from connectors.operations.every_operation import OPERATIONS
 from connectors.operations.messages.message_operations import MESSAGES

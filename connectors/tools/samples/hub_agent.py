@@ -1,9 +1,9 @@
 """A small agent of the hub, for experiments and for the demo: `python -m connectors.tools.samples.hub_agent`.
 
 It has no arguments. A launcher passes the hub's address, its token, the id and description of its task, and its
-own name in the environment (`connectors.hub.launcher.protocol`). It answers each message of type `ask` with a
-message of type `answer`. For a message of type `greet` it asks the agent that the payload names in `to`. For a
-message of type `finish` it reports to the hub that its task is completed, and ends. If the description of its
+own name in the environment (`connectors.hub.launcher.launch_spec`). It answers each message of type `ask` with
+a message of type `answer`. For a message of type `greet` it asks the agent that the payload names in `to`. For
+a message of type `finish` it reports to the hub that its task is completed, and ends. If the description of its
 task contains `crash`, it kills itself after its first answer.
 
 **Delivers** an answer once, however often it is sent: its key is made from the id of the answered message.
@@ -19,7 +19,7 @@ import sys
 import time
 from typing import Final
 
-from connectors.hub.launcher.protocol import AGENT_NAME_VARIABLE, TASK_DESCRIPTION_VARIABLE, TASK_ID_VARIABLE
+from connectors.hub.launcher.launch_spec import AGENT_NAME_VARIABLE, TASK_DESCRIPTION_VARIABLE, TASK_ID_VARIABLE
 from schemas.streams.principal.principals import HUB
 from trunkline_agent import Agent, Credentials
 from trunkline_agent.errors import BackboneUnreachable, TrunklineError, UsageError

@@ -13,21 +13,18 @@ from connectors.doors.mcp_tools.agents.blob_tools import BlobTools
 from connectors.doors.mcp_tools.agents.door import tools_of
 from connectors.hub.blobs.blob_keeper import BlobKeeper
 from connectors.hub.blobs.blob_store import BlobStore
-from connectors.hub.fairness.byte_budget import ByteBudget
-from connectors.hub.fairness.fair_turns import FairTurns
-from connectors.hub.fairness.name_facts import NameFacts
-from connectors.hub.fairness.refusal_pace import RefusalPace
-from connectors.hub.fairness.under_way import UnderWay
-from connectors.hub.lists.row_lists import RowLists
 from connectors.hub.live.live_rows import LiveRows
 from connectors.hub.live.log_clock import LogClock
+from connectors.hub.live.row_lists import RowLists
 from connectors.hub.live.settled_feed import SettledRecord
 from connectors.hub.reactor.related_names import TopicsBySubscriber
 from connectors.hub.services.log_appender import LogAppender
 from connectors.hub.services.mailbox_waits import MailboxWaits
 from connectors.hub.services.mailboxes import MailboxIndex
-from connectors.hub.services.principal_limits import LiveJobs, PrincipalLimits
+from connectors.hub.services.principal_limits import LiveJobs, NameFacts, PrincipalLimits
 from connectors.hub.serving.answers import ApiError
+from connectors.hub.serving.shares import ByteBudget
+from connectors.hub.serving.turns import FairTurns, RefusalPace, UnderWay
 from schemas.fold.settled import AppliedChange
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from connectors.doors.mcp_tools.agents.sse_sessions import _Answers
-from connectors.hub.fairness.byte_budget import ByteBudget, Rooms
+from connectors.hub.serving.shares import ByteBudget, Rooms
 from tests.broker_processes import wait_until
 from tests.connectors.agent_mcp.conftest import Agent, McpGateway
 from tests.connectors.agent_mcp.delivery_calls import called, ids, sent

@@ -17,9 +17,9 @@ from mcp.server.transport_security import TransportSecuritySettings
 from connectors.doors.mcp_tools.agents.signed_requests import IS_GONE, PRINCIPAL
 from connectors.doors.mcp_tools.agents.sse_sessions import SseSessions
 from connectors.doors.mcp_tools.agents.tool_arguments import AskAgent, SendToAgent
-from connectors.hub.fairness.byte_budget import ByteBudget
 from connectors.hub.serving.bounded_http import PEER_ANSWERS
 from connectors.hub.serving.metrics import Metrics
+from connectors.hub.serving.shares import ByteBudget
 from schemas.streams.mailboxes.message import CLAIMED, UNREAD, MessageRow
 from tests.connectors.agent_mcp.folded_hub import FoldedHub
 from tests.connectors.agent_mcp.test_blob_tools import public_key

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from connectors.hub.serving.idempotency import request_uuid
+from connectors.hub.serving.identities import request_uuid
 from tests.connectors.gateway.hub_stack import MESSAGES, TASKS, TOKENS
 from trunkline_agent.mcp.signing import new_key_pair
 

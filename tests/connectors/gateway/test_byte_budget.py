@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from connectors.hub.fairness.byte_budget import PIECE_BYTES, ByteBudget, Rooms, send_in_pieces
+from connectors.hub.serving.shares import PIECE_BYTES, ByteBudget, Rooms, send_in_pieces
 
 pytestmark = pytest.mark.requirement("LM-12")
 _NOW = 0.01

@@ -13,8 +13,8 @@ import pytest
 
 from connectors.doors.http_api.routes import mailbox_stream
 from connectors.doors.http_api.routes.mailbox_stream import EncodedMessages, mailbox_events
-from connectors.hub.lists.settled_stream import EventWriter, Follower, Wanted, server_events
 from connectors.hub.live.settled_feed import SettledFeed, SettledRecord
+from connectors.hub.services.settled_stream import EventWriter, Follower, Wanted, server_events
 from schemas.streams.mailboxes.mailbox_bodies import MailboxLease
 from schemas.streams.mailboxes.message import verified_message
 from schemas.wire.partitions import Position

@@ -10,8 +10,8 @@ import re
 
 import pytest
 
-from connectors.hub.fairness.refusal_pace import BURST
 from connectors.hub.serving.answers import ApiError
+from connectors.hub.serving.turns import BURST
 from connectors.operations.messages.message_operations import MESSAGES
 from tests.connectors.gateway.held_hub import TAKE, Asking, HeldHub, run, steps
 from trunkline_agent.errors import BackboneUnreachable

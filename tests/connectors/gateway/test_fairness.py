@@ -8,10 +8,8 @@ from functools import partial
 
 import pytest
 
-from connectors.hub.fairness.fair_turns import FairTurns
-from connectors.hub.fairness.refusal_pace import BURST, HELD_MOST_S, PER_SECOND, RefusalPace
-from connectors.hub.fairness.under_way import UnderWay
 from connectors.hub.serving.answers import not_found, too_many
+from connectors.hub.serving.turns import BURST, HELD_MOST_S, PER_SECOND, FairTurns, RefusalPace, UnderWay
 
 pytestmark = pytest.mark.requirement("LM-09")
 

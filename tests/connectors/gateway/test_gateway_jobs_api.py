@@ -7,7 +7,7 @@ import uuid
 
 import pytest
 
-from connectors.hub.serving.idempotency import request_uuid
+from connectors.hub.serving.identities import request_uuid
 from schemas.keys.sealing import broker_password_purpose, job_secret_purpose
 from schemas.streams.job.job_registry import JobRegistration
 from tests.connectors.gateway.hub_access import JOBS, add_principal, register

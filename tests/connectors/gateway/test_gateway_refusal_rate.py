@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from connectors.hub.serving.refusals import RefusalRecorder
+from connectors.hub.serving.answers import RefusalRecorder
 from connectors.plumbing.network.rates import BURST
 
 

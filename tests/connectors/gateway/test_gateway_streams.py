@@ -9,12 +9,12 @@ import json
 import msgspec
 import pytest
 
-from connectors.hub.fairness.byte_budget import ByteBudget
-from connectors.hub.lists.settled_stream import EventWriter, Follower, Wanted, server_events
 from connectors.hub.live.settled_feed import SettledFeed, SettledRecord
+from connectors.hub.services.settled_stream import EventWriter, Follower, Wanted, server_events
 from connectors.hub.serving import streaming_answer
 from connectors.hub.serving.answers import ApiError
 from connectors.hub.serving.policy import Caller
+from connectors.hub.serving.shares import ByteBudget
 from connectors.hub.serving.streaming_answer import CHUNK_BYTES, EVENT_STREAM, StreamPlaces
 from schemas.streams.agents.participants import AgentUpdated
 from schemas.streams.job.job_registry import JOB_EVENT

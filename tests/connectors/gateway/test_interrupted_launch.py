@@ -14,15 +14,15 @@ from typing import Any
 import psutil
 import pytest
 
-from connectors.hub.launcher.launcher_file import read_launchers
+from connectors.hub.launcher.launch_spec import read_launchers
 from connectors.hub.launcher.local_processes import LocalProcessLauncher, stop_all
-from connectors.hub.lists.row_lists import RowLists
 from connectors.hub.live.live_view import LiveView
+from connectors.hub.live.row_lists import RowLists
 from connectors.hub.live.settled_feed import SettledRecord
 from connectors.hub.services.log_appender import LogAppender
 from connectors.hub.services.mailboxes import MailboxIndex
-from connectors.hub.services.task_credentials import task_token
 from connectors.hub.services.task_keeper import TaskKeeper, container_of
+from connectors.hub.serving.identities import task_token
 from schemas.fold import life_cycles as states
 from schemas.keys.sealing import Keyring, load_keyring
 from schemas.settings.settings import Settings

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from connectors.hub.live import sorted_keys
+from connectors.hub.live import ordered_rows
 from connectors.hub.services import mailboxes
-from connectors.hub.services.broker_overlays import BrokerOverlays
 from connectors.hub.services.mailboxes import Depth, MailboxIndex
+from connectors.hub.services.picking import BrokerOverlays
 from schemas.fold.entries import Entries
 from schemas.fold.settled import AppliedChange
 from schemas.keys.sealing import job_secret_purpose
@@ -73,7 +73,7 @@ def amid(index: Any, rows: list[Any], changes: Iterator[AppliedChange]) -> None:
 def test_mailboxes_by_depth_and_messages_of_a_task_equal_a_scan(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sorted_keys, "_BLOCK", 4)
+    monkeypatch.setattr(ordered_rows, "_BLOCK", 4)
     draw, made, index = random.Random(seed), Changes(), MailboxIndex()
     source = RandomMailboxes(draw, AGENTS, AGENTS)
 

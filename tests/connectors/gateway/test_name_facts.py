@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from connectors.hub.fairness.name_facts import NameFacts
+from connectors.hub.services.principal_limits import NameFacts
 from schemas.effects.recipients import has_mailbox, limits_of
 from schemas.fold.settled import AppliedChange
 from schemas.fold.view_rows import Row

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from connectors.hub.fairness.publish_pauses import FIRST_S, FORGOTTEN_S, LONGEST_S, PublishPauses
+from connectors.hub.services.principal_limits import FIRST_S, FORGOTTEN_S, LONGEST_S, PublishPauses
 
 pytestmark = pytest.mark.requirement("LM-10")
 

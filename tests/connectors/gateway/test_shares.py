@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from connectors.hub.fairness.shares import Places, may_have_one_more
 from connectors.hub.serving.answers import crowded
+from connectors.hub.serving.shares import Places, may_have_one_more
 
 LIMITS = (8, 64, 512, 2000)
 

@@ -12,9 +12,8 @@ import psutil
 import pytest
 
 from connectors.hub.launcher import local_processes
-from connectors.hub.launcher.launcher_file import LaunchRule
+from connectors.hub.launcher.launch_spec import Launcher, LaunchRule, LaunchSpec, Started
 from connectors.hub.launcher.local_processes import LocalProcessLauncher, stop_all
-from connectors.hub.launcher.protocol import Launcher, LaunchSpec, Started
 from schemas.settings.settings import Settings
 from tests.broker_processes import wait_until
 

@@ -20,8 +20,8 @@ import pytest
 
 from connectors.hub.launcher import hardening, local_processes
 from connectors.hub.launcher.hardening import HANDLE_VARIABLE
+from connectors.hub.launcher.launch_spec import LaunchFailed
 from connectors.hub.launcher.local_processes import stop_all
-from connectors.hub.launcher.protocol import LaunchFailed
 from connectors.plumbing.machine.process_tree import process_handle
 from schemas.keys.umask import USER_UMASK_VARIABLE
 from schemas.settings.settings import PROJECT_ROOT
@@ -226,9 +226,9 @@ def test_an_agent_that_is_done_at_once_was_started_and_is_reaped_and_forgotten(
 STARTER = """
 import os, signal, sys
 from pathlib import Path
-from connectors.hub.launcher.launcher_file import LaunchRule
+from connectors.hub.launcher.launch_spec import LaunchRule
 from connectors.hub.launcher.local_processes import LocalProcessLauncher
-from connectors.hub.launcher.protocol import LaunchSpec
+from connectors.hub.launcher.launch_spec import LaunchSpec
 from schemas.settings.settings import Settings
 rules = {"i": LaunchRule(command=["sleep", "600"])}
 spec = LaunchSpec(container="c2", task_id="t", agent_name="a", image="i", description="", environment={})

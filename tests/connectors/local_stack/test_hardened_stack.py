@@ -27,8 +27,8 @@ from connectors.cli.doctor.gateway import check_gateway
 from connectors.cli.doctor.parts import check_xml_pump
 from connectors.doors.file_bridge.queue_folder import queue_root
 from connectors.doors.xml_pump.gateway_link import HttpConnections
+from connectors.hub.launcher.launch_spec import AGENT_TOKEN_VARIABLE
 from connectors.hub.launcher.local_processes import stop_all
-from connectors.hub.launcher.protocol import AGENT_TOKEN_VARIABLE
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient
 from connectors.plumbing.gateway_client.gateway_tls import CA_VARIABLE
 from connectors.plumbing.tls_keys.tls_files import create

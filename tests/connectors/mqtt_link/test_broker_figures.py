@@ -9,7 +9,7 @@ import pytest
 
 from connectors.cli.doctor.brokers import check_queue
 from connectors.cli.doctor.findings import OK, WARN
-from connectors.hub.services.bridge_watch import BridgeWatch
+from connectors.hub.services.table_metrics import BridgeWatch
 from connectors.plumbing.mqtt_link.payloads import dropped_messages, read_figure
 from schemas.settings.settings import MqttSettings, Settings
 from tests.broker_processes import LOOPBACK, make_mosquitto, wait_until

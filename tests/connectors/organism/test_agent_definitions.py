@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from connectors.hub.launcher.launcher_file import LaunchRule, read_launchers
-from connectors.hub.organism import agent_definitions
-from connectors.hub.organism.agent_definitions import (
+from connectors.hub.launcher.launch_spec import LaunchRule, read_launchers
+from connectors.hub.organism import declared_files
+from connectors.hub.organism.declared_files import (
     AgentDefinition,
     Definitions,
     DefinitionWatch,
@@ -170,7 +170,7 @@ def test_a_file_that_is_written_while_it_is_read_is_not_taken(
         os.utime(path, ns=(1, len(looks)))
         return looks[-1]
 
-    monkeypatch.setattr(agent_definitions.os, "fstat", fstat)
+    monkeypatch.setattr(declared_files.os, "fstat", fstat)
     assert read_definitions(tmp_path).faults == {"a.json": "was written while it was read"}
     assert len(looks) == 2
 
@@ -216,13 +216,13 @@ def test_the_watch_reads_only_what_has_changed_or_was_changed_just_now(
         reads.append(folder)
         return read_definitions(folder)
 
-    monkeypatch.setattr(agent_definitions, "read_definitions", counted)
+    monkeypatch.setattr(declared_files, "read_definitions", counted)
     watch = DefinitionWatch(tmp_path)
     assert watch.changed() is not None
     # The file is of this second: another write may be hidden behind the same times, so it is read again.
     assert watch.changed() is None
     assert len(reads) == 2
-    monkeypatch.setattr(agent_definitions, "_SETTLED_NS", -(10**18))
+    monkeypatch.setattr(declared_files, "_SETTLED_NS", -(10**18))
     assert watch.changed() is None
     assert watch.changed() is None
     assert len(reads) == 3

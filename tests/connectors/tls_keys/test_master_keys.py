@@ -16,7 +16,7 @@ from pydantic import SecretStr
 from connectors.cli.keys import keys_command
 from connectors.cli.main import main
 from connectors.hub.services.conversations import child_thread
-from connectors.hub.services.task_credentials import task_token
+from connectors.hub.serving.identities import task_token
 from connectors.plumbing.tls_keys.master_keys import activate, add_key, rotate
 from connectors.programs.local_stack import LocalStack
 from schemas.keys.sealing import Keyring, ensure_keyring, load_keyring, sealed_by

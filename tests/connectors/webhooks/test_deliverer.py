@@ -12,8 +12,8 @@ from cloudevents.core.bindings.http import HTTPMessage, from_structured_event
 from cloudevents.core.formats.json import JSONFormat
 
 from connectors.doors.dashboard.shown_rows import record_as_json
-from connectors.hub.fairness.byte_budget import ByteBudget
-from connectors.hub.lists.settled_stream import settled_as_json
+from connectors.hub.services.settled_stream import settled_as_json
+from connectors.hub.serving.shares import ByteBudget
 from schemas.keys.sealing import webhook_secret_purpose
 from schemas.streams.webhook.webhook_registry import (
     WebhookResumed,

@@ -9,8 +9,7 @@ from email.utils import formatdate
 
 import pytest
 
-from connectors.hub.webhooks.signatures import new_webhook_secret, signature_headers
-from connectors.hub.webhooks.webhook_client import Target, WebhookClient
+from connectors.hub.webhooks.webhook_client import Target, WebhookClient, new_webhook_secret, signature_headers
 from connectors.plumbing.tls_keys.tls_authority import new_authority, new_leaf
 from schemas.settings.settings import WebhookSettings
 from tests.connectors.webhooks.receiver import Answer, receiving

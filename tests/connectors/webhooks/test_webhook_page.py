@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from connectors.hub.webhooks.signatures import new_webhook_secret, signature_headers
+from connectors.hub.webhooks.webhook_client import new_webhook_secret, signature_headers
 from schemas.settings.settings import PROJECT_ROOT
 
 pytestmark = pytest.mark.requirement("WH-04")

@@ -11,8 +11,7 @@ from typing import Any
 
 from connectors.hub.live.settled_feed import SettledRecord
 from connectors.hub.webhooks.deliverer import Deliverer
-from connectors.hub.webhooks.webhook_client import WebhookClient
-from connectors.hub.webhooks.webhook_health import WebhookHealth
+from connectors.hub.webhooks.webhook_client import WebhookClient, WebhookHealth
 from connectors.operations.webhooks.webhook_calls import WebhookMailboxes
 from schemas.effects.mailbox_effects import MESSAGE_TIMER
 from schemas.fold.settled import AppliedChange

@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request, Response
 from connectors.doors.http_api.contracts.contract_files import ASYNCAPI_FILE, SCHEMAS_FOLDER, contract_files
 from connectors.hub.serving.admission import open_to_all
 from connectors.hub.serving.answers import json_answer, not_found
-from connectors.hub.serving.page_files import PageFile
+from connectors.hub.serving.served_files import PageFile
 from schemas.settings.settings import Settings
 
 CONTRACTS: Final = "/contracts"

@@ -16,7 +16,8 @@ from connectors.doors.http_api.feed.verdict_lines import (
     verdict_lines,
 )
 from connectors.hub.engine.operation import owner_by
-from connectors.hub.lists.settled_stream import (
+from connectors.hub.services.hub import Hub
+from connectors.hub.services.settled_stream import (
     EventWriter,
     Follower,
     Wanted,
@@ -24,12 +25,10 @@ from connectors.hub.lists.settled_stream import (
     server_events,
     snapshot_rows,
 )
-from connectors.hub.services.hub import Hub
 from connectors.hub.serving.admission import Gate, Routes
-from connectors.hub.serving.answers import not_found, row_as_json
+from connectors.hub.serving.answers import DOOR, not_found, row_as_json
 from connectors.hub.serving.models import ERRORS, QueryFilter
 from connectors.hub.serving.policy import Action
-from connectors.hub.serving.refusals import DOOR
 from connectors.hub.serving.streaming_answer import EVENT_STREAM, LastEventId, Reserve, StreamingAnswer
 from connectors.operations.agents.participant_operations import participant_as_json
 from connectors.operations.rules.owners import session_of_job

@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import orjson
 
-from connectors.hub.lists.settled_stream import TICK_S, Follower
 from connectors.hub.live.settled_feed import FellBehind, SettledRecord
+from connectors.hub.services.settled_stream import TICK_S, Follower
 from schemas.streams.agents.mqtt_agents import AGENT_CONFIRMED, AGENT_SAID
 from schemas.streams.job.job_registry import JOB_EVENT
 from schemas.streams.mailboxes.mailbox_bodies import MESSAGE_CLAIMED

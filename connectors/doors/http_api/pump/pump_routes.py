@@ -35,7 +35,7 @@ from connectors.hub.services.conversations import child_thread
 from connectors.hub.services.hub import Hub
 from connectors.hub.serving.admission import Routes
 from connectors.hub.serving.answers import encoded_within, json_answer, not_found, row_as_json
-from connectors.hub.serving.idempotency import caller_of
+from connectors.hub.serving.identities import caller_of
 from connectors.hub.serving.models import NAMED
 from connectors.hub.serving.policy import Action
 from connectors.operations.messages.shown_messages import reserve_answer

@@ -22,8 +22,8 @@ from connectors.hub.services.conversations import Place, child_thread
 from connectors.hub.services.hub import Hub
 from connectors.hub.serving.admission import Routes
 from connectors.hub.serving.answers import VERDICT_HEADER, ApiError, refuse_rejected, too_many
-from connectors.hub.serving.example_values import EXAMPLES
-from connectors.hub.serving.idempotency import IdempotencyKey, caller_of, request_uuid
+from connectors.hub.serving.api_document import EXAMPLES
+from connectors.hub.serving.identities import IdempotencyKey, caller_of, request_uuid
 from connectors.hub.serving.models import ERRORS, NamedThing
 from connectors.hub.serving.policy import Action, Caller, decide
 from connectors.hub.serving.strict_request import UNSUPPORTED

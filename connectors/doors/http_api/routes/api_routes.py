@@ -15,7 +15,7 @@ from fastapi import FastAPI, Request, Response
 
 from connectors.hub.serving.admission import open_to_all
 from connectors.hub.serving.answers import not_found
-from connectors.hub.serving.page_files import PageFile
+from connectors.hub.serving.served_files import PageFile
 
 API_PAGE: Final = "/docs"
 _FOLDER: Final = Path(__file__).resolve().parent / "api_page"

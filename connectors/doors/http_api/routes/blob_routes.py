@@ -14,13 +14,12 @@ from starlette.requests import ClientDisconnect
 from connectors.hub.engine.operation import owner_by
 from connectors.hub.services.hub import Hub
 from connectors.hub.serving.admission import Routes
-from connectors.hub.serving.answers import json_answer, malformed
+from connectors.hub.serving.answers import DOOR, json_answer, malformed
 from connectors.hub.serving.bounded_http import BODY_PROGRESS
-from connectors.hub.serving.byte_ranges import is_unchanged, range_of
-from connectors.hub.serving.idempotency import Origin, caller_of
+from connectors.hub.serving.identities import Origin, caller_of
 from connectors.hub.serving.models import ERRORS, NAMED
 from connectors.hub.serving.policy import Action
-from connectors.hub.serving.refusals import DOOR
+from connectors.hub.serving.served_files import is_unchanged, range_of
 from connectors.hub.serving.streaming_answer import StreamPlaces
 from connectors.hub.serving.strict_request import check_body_headers
 from connectors.operations.blobs.blobs import Uploads, opened_blob, stored_blob

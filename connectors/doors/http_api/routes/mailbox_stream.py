@@ -23,10 +23,10 @@ from connectors.hub.services.hub import Hub
 from connectors.hub.services.mailbox_waits import Mailbox
 from connectors.hub.services.mailboxes import own_mailboxes
 from connectors.hub.serving.admission import Gate, Routes
-from connectors.hub.serving.idempotency import caller_of
+from connectors.hub.serving.answers import DOOR
+from connectors.hub.serving.identities import caller_of
 from connectors.hub.serving.models import ERRORS
 from connectors.hub.serving.policy import Action
-from connectors.hub.serving.refusals import DOOR
 from connectors.hub.serving.streaming_answer import (
     CHUNK_BYTES,
     EVENT_STREAM,

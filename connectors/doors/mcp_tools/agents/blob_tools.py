@@ -19,7 +19,7 @@ from connectors.doors.mcp_tools.agents.tool_arguments import DEFAULT_BLOB_PART, 
 from connectors.hub.blobs.blob_store import Draft
 from connectors.hub.services.hub import Hub
 from connectors.hub.serving.answers import ApiError, malformed, not_found
-from connectors.hub.serving.idempotency import Origin
+from connectors.hub.serving.identities import Origin
 from connectors.operations.blobs.blobs import Uploads, not_stored, opened_blob, stored_blob, too_large
 from connectors.operations.rules.message_limits import check_rate
 from connectors.operations.rules.read_marks import is_shown

@@ -26,7 +26,7 @@ from connectors.hub.live.settled_feed import SettledRecord
 from connectors.hub.services.hub import Hub
 from connectors.hub.services.mailbox_waits import Mailbox
 from connectors.hub.serving.answers import refuse_rejected, unavailable
-from connectors.hub.serving.idempotency import Origin, request_uuid
+from connectors.hub.serving.identities import Origin, request_uuid
 from connectors.operations.messages.deliveries import (
     Taken,
     Taking,

@@ -40,7 +40,7 @@ from connectors.hub.engine.operation import Answer, Unusual
 from connectors.hub.live.settled_feed import SettledRecord
 from connectors.hub.services.hub import Hub
 from connectors.hub.serving.answers import ApiError
-from connectors.hub.serving.host_names import HostNames, name_and_port
+from connectors.hub.serving.strict_request import HostNames, name_and_port
 from trunkline_agent.mcp.signing import signature_bytes
 from trunkline_agent.wire.strict_json import decode
 

@@ -43,9 +43,9 @@ from connectors.doors.mcp_tools.agents.sse_sessions import SseSessions
 from connectors.doors.mcp_tools.agents.tool_arguments import WAITS
 from connectors.doors.mcp_tools.agents.waiting_calls import WaitingCalls
 from connectors.hub.services.hub import Hub
-from connectors.hub.serving.access_log import AccessLog
 from connectors.hub.serving.answers import INTERNAL, UNREACHABLE, ApiError
-from connectors.hub.serving.host_names import LOOPBACK_NAMES, HostNames
+from connectors.hub.serving.metrics import AccessLog
+from connectors.hub.serving.strict_request import LOOPBACK_NAMES, HostNames
 from connectors.operations.every_operation import OPERATIONS
 from schemas.settings.setting_types import host_names_of
 from schemas.settings.settings import Settings

@@ -20,7 +20,7 @@ from connectors.hub.engine.operation import Answer, Asked, Planned, Unusual
 from connectors.hub.engine.operation_routes import carried_out
 from connectors.hub.live.settled_feed import SettledRecord
 from connectors.hub.serving.answers import refuse_rejected
-from connectors.hub.serving.idempotency import Origin
+from connectors.hub.serving.identities import Origin
 from connectors.hub.serving.policy import Caller
 from schemas.streams.agents.participants import AgentUpdated
 from schemas.streams.principal.principals import AGENT

@@ -25,8 +25,15 @@ from connectors.hub.live.settled_feed import SettledRecord
 from connectors.hub.services.hub import Hub
 from connectors.hub.serving.answers import INTERNAL, ApiError, error_response, malformed, unavailable
 from connectors.hub.serving.bounded_http import note_principal
-from connectors.hub.serving.host_names import NOT_KNOWN, HostNames, name_and_port, shown
-from connectors.hub.serving.strict_request import NotRead, StrictRequest, replayed
+from connectors.hub.serving.strict_request import (
+    NOT_KNOWN,
+    HostNames,
+    NotRead,
+    StrictRequest,
+    name_and_port,
+    replayed,
+    shown,
+)
 from connectors.operations.messages.deliveries import IsGone, never_gone
 from schemas.streams.agents.participants import AgentCalled
 from schemas.streams.refused.refusal import RefusalReason

@@ -24,10 +24,10 @@ from starlette.types import Message, Receive, Scope, Send
 
 from connectors.doors.mcp_tools.agents.agent_keys import AgentKeys
 from connectors.doors.mcp_tools.agents.signed_requests import DOOR, IS_EVENT, IS_GONE, PRINCIPAL
-from connectors.hub.fairness.byte_budget import ByteBudget, Rooms
 from connectors.hub.serving.answers import BUSY, crowded, error_response
 from connectors.hub.serving.bounded_http import ABORT, peer_is_gone
 from connectors.hub.serving.metrics import Metrics
+from connectors.hub.serving.shares import ByteBudget, Rooms
 
 log = structlog.stdlib.get_logger(__name__)
 

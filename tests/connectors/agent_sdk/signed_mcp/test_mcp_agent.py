@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from connectors.hub.launcher.launcher_file import read_launchers
+from connectors.hub.launcher.launch_spec import read_launchers
 from connectors.programs.local_stack import free_port
 from connectors.tools.samples.mcp_agent import FINISH, OPERATOR, main
 from schemas.settings.settings import PROJECT_ROOT

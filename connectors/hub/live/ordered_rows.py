@@ -1,16 +1,141 @@
-"""The rows of one type by list, such as the running jobs, in the order of their age, with counts."""
+"""Indexes over rows of the live view, and rows of one type by list, in the order of their age, with counts."""
 
 from __future__ import annotations
 
 import heapq
 import sys
-from collections.abc import Iterator, Sequence
-from typing import Final, Protocol, TypeVar
+import threading
+from abc import ABC, abstractmethod
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, Generic, Protocol, TypeVar
 
-from connectors.hub.lists.row_index import RowIndex
-from connectors.hub.live.sorted_keys import SortedKeys
+from schemas.fold.settled import AppliedChange
 from schemas.fold.view_rows import Row, RowT
 from schemas.state_store.ended_lists import WHOLE, Span
+
+_BLOCK: Final = 1024
+
+
+class SortedKeys:
+    """A sorted set of byte strings. Not thread-safe.
+
+    The keys are in blocks of up to 1,024, so that a change moves few of them. With a million keys, adding,
+    removing and finding one takes some microseconds, and counting a range some tens.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: list[list[bytes]] = [[]]
+        # The first key of each block. The first block counts as beginning before all keys.
+        self._firsts: list[bytes] = [b""]
+
+    def add(self, key: bytes) -> None:
+        """Add a key. One that is in the set already is ignored."""
+        number, place = self._place(key)
+        block = self._blocks[number]
+        if place < len(block) and block[place] == key:
+            return
+        block.insert(place, key)
+        if len(block) > _BLOCK:
+            tail = block[_BLOCK // 2 :]
+            del block[_BLOCK // 2 :]
+            self._blocks.insert(number + 1, tail)
+            self._firsts.insert(number + 1, tail[0])
+
+    def remove(self, key: bytes) -> None:
+        """Remove a key. One that is not in the set is ignored."""
+        number, place = self._place(key)
+        block = self._blocks[number]
+        if place == len(block) or block[place] != key:
+            return
+        del block[place]
+        if not block and number:
+            del self._blocks[number], self._firsts[number]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._blocks))
+
+    def count(self, low: bytes, high: bytes) -> int:
+        """Return the number of keys from `low` up to but not including `high`, 0 if `high` is lower."""
+        if high <= low:
+            return 0
+        (first, begin), (last, end) = self._place(low), self._place(high)
+        return sum(map(len, self._blocks[first:last])) - begin + end
+
+    def highest(self, low: bytes, high: bytes, most: int) -> list[bytes]:
+        """Return up to `most` keys from `low` up to but not including `high`: the highest, highest first."""
+        (first, begin), (last, end) = self._place(low), self._place(high)
+        found: list[bytes] = []
+        for number in range(last, first - 1, -1):
+            block = self._blocks[number]
+            part = block[begin if number == first else 0 : end if number == last else len(block)]
+            found += part[::-1]
+            if len(found) >= most:
+                break
+        return found[:most]
+
+    def lowest(self, low: bytes, high: bytes, most: int) -> list[bytes]:
+        """Return up to `most` keys from `low` up to but not including `high`: the lowest, lowest first."""
+        (first, begin), (last, end) = self._place(low), self._place(high)
+        found: list[bytes] = []
+        for number in range(first, last + 1):
+            block = self._blocks[number]
+            found += block[begin if number == first else 0 : end if number == last else len(block)]
+            if len(found) >= most:
+                break
+        return found[:most]
+
+    def _place(self, key: bytes) -> tuple[int, int]:
+        """Return the block and the place in it of the first key that is not lower than `key`."""
+        number = bisect_right(self._firsts, key) - 1
+        return number, bisect_left(self._blocks[number], key)
+
+
+class RowIndex(ABC, Generic[RowT]):
+    """The base class of an index of the live view's rows of one type.
+
+    Register `changed` with the live view before it opens, and call `load` once it is open. Thread-safe for one
+    thread that calls `changed` and any number of readers. A subclass must hold `_lock` when it reads.
+
+    Attributes:
+        follows: The type of the rows.
+    """
+
+    def __init__(self, row_type: type[RowT]) -> None:
+        self.follows = (row_type,)
+        self._row_type = row_type
+        self._lock = threading.Lock()
+        # Until `load` has ended: the keys that `changed` brought, because `load` may bring older rows of them.
+        self._changed: set[str] | None = set()
+
+    def load(self, rows: Iterable[RowT]) -> None:
+        """Add the rows that the live view contains when it is open. Call it once, after `LiveView.open`.
+
+        A row that `changed` has already added is newer, so it is kept.
+        """
+        for row in rows:
+            with self._lock:
+                if self._changed is None or row.key not in self._changed:
+                    self._add(row)
+        with self._lock:
+            self._changed = None
+
+    def changed(self, change: AppliedChange) -> None:
+        """Update the index with the changed row that `change` carries. Rows of other types are ignored.
+
+        The live view's thread calls this method for each changed row, also while the view opens.
+        """
+        if not isinstance(change.row, self._row_type):
+            return
+        with self._lock:
+            if self._changed is not None:
+                self._changed.add(change.key)
+            self._add(change.row)
+
+    @abstractmethod
+    def _add(self, row: RowT) -> None:
+        """Add a row, or replace the earlier one with its key. The caller holds `_lock`."""
+
 
 R = TypeVar("R", bound=Row)
 _MOMENT_MOST: Final = 2**63 - 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from connectors.hub.lists.ordered_rows import OrderedRows, Rows
+from connectors.hub.live.ordered_rows import OrderedRows, Rows
 from schemas.fold.life_cycles import STOPPED
 from schemas.fold.settled import AppliedChange
 from schemas.fold.view_rows import Row

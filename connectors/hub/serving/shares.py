@@ -1,11 +1,14 @@
-"""The memory of the answers and streams that are under way at a gateway: one budget in bytes (LM-12).
+"""Shares of what principals use at once: places of streams and connections (LM-22), and memory (LM-12).
 
-A count of requests bounds no memory, because an answer may have any length up to `limits.answer_bytes`, and a
-client may read it slowly. So whatever builds a long answer takes its bytes out of the budget first.
+A principal may have about as many places, or bytes, as it leaves free for all others (the dynamic threshold of
+Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches", 1998). One alone gets
+half of the bytes, two get a third each, and however many there are, none of them shuts out the next one. Of the
+places, one alone gets less than half, and two get a quarter each. Others find a few free then, too, and the
+last ones are the operator's.
 
-A principal may have as many bytes as it leaves free for all others (the dynamic threshold of Choudhury and
-Hahne, "Dynamic queue length thresholds for shared-memory packet switches", 1998). One alone gets half of the
-budget, two get a third each, and however many there are, none of them shuts out the next one.
+The memory is that of the answers and streams that are under way at a gateway. A count of requests bounds no
+memory, because an answer may have any length up to `limits.answer_bytes`, and a client may read it slowly. So
+whatever builds a long answer takes its bytes out of the budget first.
 """
 
 from __future__ import annotations
@@ -17,6 +20,60 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from starlette.types import Message, Send
+
+# The parts of all places that are the operator's alone, that stay free for principals with few places, and that
+# count as few.
+_OPERATORS: Final = 32
+_OF_MANY: Final = 8
+_FEW: Final = 64
+
+
+def may_have_one_more(limit: int, taken: int, own: int, *, is_operator: bool = False) -> bool:
+    """Return whether a principal may take one more place.
+
+    Args:
+        limit: The number of all places.
+        taken: The number of places that all principals have.
+        own: The number of places that this principal has.
+        is_operator: Whether the principal is an operator, who may have all that are free.
+    """
+    free = limit - taken
+    if is_operator:
+        return free > 0
+    free -= limit // _OPERATORS
+    return free > 0 and (own < max(1, limit // _FEW) or own < free - limit // _OF_MANY)
+
+
+class Places:
+    """Places for things that principals do at the same time, such as streams. Not thread-safe.
+
+    Args:
+        limit: The number of all places.
+        most: The most places of one principal, in addition to the rule of this module. None: no such limit.
+    """
+
+    def __init__(self, limit: int, most: int | None = None) -> None:
+        self._limit = limit
+        self._most = limit if most is None else most
+        self._held: Counter[str] = Counter()
+
+    def take(self, principal: str, *, is_operator: bool = False) -> bool:
+        """Take a place for a principal, and return whether it may have one more. Does not block.
+
+        After True, the caller must call `give_back` once. After False, it must not.
+        """
+        own = self._held[principal]
+        taken = self._held.total()
+        if own >= self._most or not may_have_one_more(self._limit, taken, own, is_operator=is_operator):
+            return False
+        self._held[principal] += 1
+        return True
+
+    def give_back(self, principal: str) -> None:
+        """Free the place of a principal. Call it once for each successful `take`."""
+        self._held[principal] -= 1
+        self._held += Counter()  # removes principals without a place
+
 
 # The part of a body that is handed to the connection at once, because it copies the bytes that it cannot send.
 PIECE_BYTES: Final = 256 * 1024

@@ -1,12 +1,49 @@
-"""Conditional and partial answers for a content that never changes (RFC 9110, sections 13 and 14)."""
+"""Contents that the gateway serves: files of web pages, and conditional and partial answers.
+
+Conditions and ranges are those of RFC 9110, sections 13 and 14, for a content that never changes.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from fastapi import Request, Response
+
 from connectors.hub.serving.answers import ApiError
+
+MEDIA_TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".json": "application/json",
+}
+_NONE: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+class PageFile(NamedTuple):
+    """One file of a web page: its bytes, its media type, and its ETag (a hash of the bytes)."""
+
+    content: bytes
+    media_type: str
+    etag: str
+
+    @classmethod
+    def of(cls, content: bytes, suffix: str) -> PageFile:
+        """Return the file with this content. `suffix` is the end of its name, a key of `MEDIA_TYPES`."""
+        return cls(content, MEDIA_TYPES[suffix], f'"{hashlib.sha256(content).hexdigest()[:20]}"')
+
+    def answer(self, request: Request, more_headers: Mapping[str, str] = _NONE) -> Response:
+        """Return the HTTP response with the file, or status 304 if the browser's copy has the same ETag."""
+        headers = {"ETag": self.etag, "Cache-Control": "no-cache", **more_headers}
+        if request.headers.get("if-none-match") == self.etag:
+            return Response(status_code=304, headers=headers)
+        return Response(self.content, headers=headers, media_type=self.media_type)
+
 
 # One range. Several in one request are ignored, which section 14.2 allows: the answer is the whole content.
 _ONE_RANGE: Final = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})", re.IGNORECASE)

@@ -1,14 +1,19 @@
-"""Readers of the progress of ledger and views: the offset up to which the tables have the log's records.
+"""The progress of ledger and views: up to which offset the tables have the log's records, and their lag.
 
 Each commit of the ledger carries an entry of the audit chain, which names the next offset of each partition
 (decision 0020). It also carries the duration of the micro-batch. Commits of `stream_entries` carry the views'
 progress. Both readers follow the log of their table, so that a call reads one or two small files.
+
+The lag of a table is how many records it lacks, and the age of the oldest of these.
 """
 
 from __future__ import annotations
 
+import time
+from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 import orjson
@@ -17,6 +22,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from pyarrow.fs import FileSystem
 
+from connectors.hub.live.live_view import LiveView
 from schemas.integrity.audit_anchors import chain_file
 from schemas.integrity.audit_chain import ChainEntry, last_in_file, line_in_metadata
 from schemas.settings.settings import Settings
@@ -24,6 +30,7 @@ from schemas.streams.kinds import STREAM_ENTRIES
 from schemas.tables.delta_files import table_storage
 from schemas.tables.ledger import LEDGER
 from schemas.tables.view_progress import ViewProgress, read_progress
+from schemas.wire.partitions import Position
 from trunkline_agent.errors import TrunklineError
 
 # Maintenance commits a few times between two micro-batches. Older entries are in the chain file.
@@ -174,3 +181,54 @@ def _progress(entry: ChainEntry, info: dict[str, Any], text: str) -> LedgerProgr
         None if batch_ms is None else batch_ms / 1000,
         sum(partition.rows for partition in entry.partitions),
     )
+
+
+# The number of looks to remember. A table may be further behind than the oldest of them.
+_LOOKS: Final = 600
+
+
+class Lag(NamedTuple):
+    """The number of `records` that a table lacks, by partition, and the age in `seconds` of the oldest."""
+
+    records: dict[int, int]
+    seconds: float
+
+
+class TableLag:
+    """A comparison of a table's progress with the end of the log. Not thread-safe.
+
+    Call `look` regularly with the log's end. `behind` compares a table with the end given last. From the ends
+    given before, it finds out how old the missing records are.
+    """
+
+    def __init__(self, live_view: LiveView) -> None:
+        self._live_view = live_view
+        self._looks: deque[tuple[float, dict[int, int]]] = deque(maxlen=_LOOKS)
+
+    def look(self, ends: Mapping[int, int]) -> None:
+        """Remember the current end of the log with the time of this call.
+
+        Args:
+            ends: The offset after the last record to compare with, by partition: that of the log's last record,
+                or of the last one that the gateway has settled.
+        """
+        self._looks.append((time.time(), dict(ends)))
+
+    def behind(self, offsets: Mapping[int, int]) -> Lag:
+        """Return the lag of a table behind the end given to the last call of `look`; no lag before the first.
+
+        Args:
+            offsets: The first offset that the table lacks, by partition, such as `LedgerProgress.ends`. A
+                missing partition counts as 0.
+        """
+        now, ends = self._looks[-1] if self._looks else (time.time(), {})
+        missing = {partition: max(0, end - offsets.get(partition, 0)) for partition, end in ends.items()}
+        since = [self._missing_since(p, offsets.get(p, 0), now) for p, count in missing.items() if count]
+        return Lag(missing, max((now - moment for moment in since), default=0.0))
+
+    def _missing_since(self, partition: int, offset: int, now: float) -> float:
+        """Return when the record was logged, by Kafka's clock, or first seen if it is not in memory."""
+        found = self._live_view.feed.find(Position(partition, offset))
+        if found is not None:
+            return min(now, found.logged_at_us / 1e6)
+        return next((moment for moment, ends in self._looks if ends.get(partition, 0) > offset), now)

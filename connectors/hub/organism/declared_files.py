@@ -1,9 +1,11 @@
-"""Agent definitions (HH-01): reading of the JSON files in `conf/agents/`, each of which declares one agent.
+"""Strict readers of the files that declare agents: YAML without repeated keys, and agent definitions (HH-01).
 
     watch = DefinitionWatch(PROJECT_ROOT / "conf" / "agents")
     while (found := watch.changed()) is None: ...
 
-An invalid file is ignored as a whole and reported by its name. The other files are read.
+Each JSON file in `conf/agents/` declares one agent. An invalid file is ignored as a whole and reported by its
+name. The other files are read. A key that is written twice in one YAML mapping is refused, of which YAML would
+use the last one.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from schemas.streams.agents.agent_registry import DESCRIPTION_LIMIT
@@ -23,6 +26,58 @@ from schemas.streams.principal.principals import RESERVED_PRINCIPALS
 from schemas.wire.wire_body import IMAGE_LIMIT, Capabilities, Name, Printable, first_fault
 from trunkline_agent.terminal_text import escaped
 from trunkline_agent.wire.strict_json import MalformedJsonError, decode
+
+
+class InvalidYaml(ValueError):
+    """The text is not YAML, or has a construct that is not supported. The message says why, in one line."""
+
+
+class UniqueKeyLoader(yaml.SafeLoader):
+    """A YAML loader that raises ComposerError for a key that one mapping has twice. The error has the line."""
+
+    # Before the values are constructed: `<<` adds the keys of another mapping to those that are written.
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Return the node of one mapping. PyYAML calls this. Raises ComposerError for a repeated key."""
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if (key.tag, key.value) in seen:
+                raise yaml.composer.ComposerError(
+                    None, None, f"the key {key.value!r} is written twice", key.start_mark
+                )
+            seen.add((key.tag, key.value))
+        return node
+
+
+class PlainLoader(UniqueKeyLoader):
+    """A YAML loader that also refuses aliases (`*name`), which can make a short file expand to a huge one."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Return the next node. PyYAML calls this. Raises ConstructorError for an alias."""
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            raise yaml.constructor.ConstructorError(None, None, "an alias; write it out", event.start_mark)
+        return super().compose_node(parent, index)
+
+
+def load_yaml(content: bytes, loader: type[UniqueKeyLoader] = UniqueKeyLoader) -> Any:
+    """Parse a YAML text in UTF-8 and return its value, as dicts, lists and scalars.
+
+    Args:
+        content: The text. Empty content gives None.
+        loader: `UniqueKeyLoader` allows aliases, `PlainLoader` does not.
+
+    Raises:
+        InvalidYaml: The text is not UTF-8 or YAML, repeats a key, or has a construct that the loader refuses.
+    """
+    try:
+        return yaml.load(content.decode("utf-8"), loader)  # noqa: S506  a safe one
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InvalidYaml(" ".join(str(error).split())) from None
+    except (RecursionError, ValueError, LookupError, TypeError, AttributeError) as error:
+        # RecursionError: nested too deep. PyYAML raises the others for values that do not fit their tag.
+        raise InvalidYaml(type(error).__name__) from None
+
 
 DEFINITION_BYTES: Final = 64 * 1024
 # Equal times prove that a file is unchanged only if its last change is older than this: the clock of a file
