@@ -10,10 +10,9 @@ A gateway that is behind the end of the log removes nothing.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import structlog
@@ -21,6 +20,7 @@ import structlog
 from connectors.hub.blobs.blob_store import BlobStore
 from connectors.hub.live.live_view import LiveView
 from connectors.hub.live.log_clock import LogClock
+from connectors.hub.live.ordered_rows import RowIndex
 from connectors.hub.reactor.timers import Timers
 from schemas.effects.following import BY_REACTOR, derived_id
 from schemas.fold.settled import AppliedChange
@@ -45,52 +45,24 @@ class Use(NamedTuple):
     ended_at: int | None
 
 
-class BlobReferences:
-    """An index of messages by the blob that they refer to. A message to a topic counts until it is delivered.
-
-    Thread-safe for one thread that calls `changed` and any number of readers.
-    """
+class BlobReferences(RowIndex[MessageRow | TopicMessageRow]):
+    """An index of messages by the blob that they refer to. Those to topics count until they are delivered."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        # By digest: the keys of the rows that are live.
-        self._used: dict[str, dict[str, None]] = {}
+        super().__init__(MessageRow, TopicMessageRow)
+        # By digest: the views and keys of the rows that are live.
+        self._used: dict[str, dict[tuple[str, str], None]] = {}
         self._ended: dict[str, int] = {}
-        # Until `load` has ended: the keys that `changed` brought, because `load` may bring older rows of them.
-        self._changed: set[str] | None = set()
-
-    def load(self, rows: Iterable[MessageRow | TopicMessageRow]) -> None:
-        """Add the live rows that the live view contains when it is open. Call it once.
-
-        A row that `changed` has already added is newer, so it is kept.
-        """
-        with self._lock:
-            for row in rows:
-                if row.blob is not None and self._changed is not None and _key_of(row) not in self._changed:
-                    self._add(row.blob, row)
-            self._changed = None
-
-    def changed(self, change: AppliedChange) -> str | None:
-        """Update the index with a changed row. Return the digest of a blob that no message uses from now on.
-
-        The result is None for all other changes. The live view's thread calls this method.
-        """
-        row = change.row
-        if not isinstance(row, (MessageRow, TopicMessageRow)) or row.blob is None:
-            return None
-        with self._lock:
-            if self._changed is not None:
-                self._changed.add(_key_of(row))
-            self._add(row.blob, row)
-            return None if row.blob in self._used else row.blob
 
     def use(self, digest: str) -> Use:
         """Return the use of a blob."""
         with self._lock:
             return Use(digest in self._used, self._ended.get(digest))
 
-    def _add(self, digest: str, row: MessageRow | TopicMessageRow) -> None:
-        key = _key_of(row)
+    def _add(self, row: MessageRow | TopicMessageRow) -> None:
+        digest, key = row.blob, (row.VIEW, row.key)
+        if digest is None:
+            return
         if row.is_live:
             self._used.setdefault(digest, {})[key] = None
             return
@@ -104,10 +76,6 @@ class BlobReferences:
         self._ended[digest] = max(last, ended_at or 0)
         if len(self._ended) > _ENDS_MOST:
             del self._ended[next(iter(self._ended))]
-
-
-def _key_of(row: MessageRow | TopicMessageRow) -> str:
-    return f"{row.VIEW}/{row.key}"
 
 
 log = structlog.stdlib.get_logger(__name__)
@@ -166,10 +134,13 @@ class BlobKeeper(Timers[BlobRow]):
             self._removed.append(row.object)
             self._wake.set()
             return
-        unused = self._references.changed(change)
-        blob = None if unused is None else self._live_view.get(BlobRow, unused)
-        if blob is not None:
-            self._note(blob.key, blob)
+        if not isinstance(row, (MessageRow, TopicMessageRow)) or row.blob is None:
+            return
+        self._references.changed(change)
+        if not self._references.use(row.blob).is_used:
+            blob = self._live_view.get(BlobRow, row.blob)
+            if blob is not None:
+                self._note(blob.key, blob)
 
     def stream_of(self, row: BlobRow) -> str:
         """Return the blob's stream."""

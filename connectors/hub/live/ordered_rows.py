@@ -92,21 +92,20 @@ class SortedKeys:
 
 
 class RowIndex(ABC, Generic[RowT]):
-    """The base class of an index of the live view's rows of one type.
+    """The base class of an index of the live view's rows of some types.
 
     Register `changed` with the live view before it opens, and call `load` once it is open. Thread-safe for one
     thread that calls `changed` and any number of readers. A subclass must hold `_lock` when it reads.
 
     Attributes:
-        follows: The type of the rows.
+        follows: The types of the rows.
     """
 
-    def __init__(self, row_type: type[RowT]) -> None:
-        self.follows = (row_type,)
-        self._row_type = row_type
+    def __init__(self, *row_types: type[RowT]) -> None:
+        self.follows = row_types
         self._lock = threading.Lock()
-        # Until `load` has ended: the keys that `changed` brought, because `load` may bring older rows of them.
-        self._changed: set[str] | None = set()
+        # Until `load` has ended: the rows that `changed` brought, because `load` may bring older ones.
+        self._changed: set[tuple[str, str]] | None = set()
 
     def load(self, rows: Iterable[RowT]) -> None:
         """Add the rows that the live view contains when it is open. Call it once, after `LiveView.open`.
@@ -115,7 +114,7 @@ class RowIndex(ABC, Generic[RowT]):
         """
         for row in rows:
             with self._lock:
-                if self._changed is None or row.key not in self._changed:
+                if self._changed is None or (row.VIEW, row.key) not in self._changed:
                     self._add(row)
         with self._lock:
             self._changed = None
@@ -125,11 +124,11 @@ class RowIndex(ABC, Generic[RowT]):
 
         The live view's thread calls this method for each changed row, also while the view opens.
         """
-        if not isinstance(change.row, self._row_type):
+        if not isinstance(change.row, self.follows):
             return
         with self._lock:
             if self._changed is not None:
-                self._changed.add(change.key)
+                self._changed.add((change.view, change.key))
             self._add(change.row)
 
     @abstractmethod
@@ -173,6 +172,7 @@ class OrderedRows(RowIndex[RowT]):
 
     def __init__(self, row_type: type[RowT], view: Rows) -> None:
         super().__init__(row_type)
+        self._row_type = row_type
         self._view = view
         # The list's name, NUL, age in 8 bytes, key of the row.
         self._places = SortedKeys()

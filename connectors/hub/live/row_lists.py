@@ -46,15 +46,9 @@ class RowLists:
         self.threads = OrderedRows(ThreadRow, view)
         self.participants = OrderedRows(ParticipantRow, view)
         self.keys = OrderedRows(AgentKeyRow, view)
+        of_all = (self.jobs, self.sessions, self.tasks, self.tokens, self.containers, self.threads)
         self._by_type: dict[type[Row], OrderedRows[Any]] = {
-            JobRow: self.jobs,
-            SessionRow: self.sessions,
-            TaskRow: self.tasks,
-            TokenRow: self.tokens,
-            ContainerRow: self.containers,
-            ThreadRow: self.threads,
-            ParticipantRow: self.participants,
-            AgentKeyRow: self.keys,
+            one.follows[0]: one for one in (*of_all, self.participants, self.keys)
         }
         self.follows = tuple(self._by_type)
 

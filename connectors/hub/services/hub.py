@@ -7,7 +7,7 @@ import threading
 import uuid
 from collections.abc import Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -17,6 +17,7 @@ from connectors.hub.launcher.launch_spec import read_launchers
 from connectors.hub.launcher.local_processes import LocalProcessLauncher
 from connectors.hub.live.live_view import LiveView
 from connectors.hub.live.log_clock import LogClock
+from connectors.hub.live.ordered_rows import RowIndex
 from connectors.hub.live.row_lists import RowLists
 from connectors.hub.reactor.own_records import OwnAnswers
 from connectors.hub.reactor.related_names import TopicsBySubscriber
@@ -37,7 +38,6 @@ from connectors.hub.services.start_records import (
 )
 from connectors.hub.services.table_metrics import (
     BridgeWatch,
-    LeaseMetrics,
     MachineMetrics,
     StateMetrics,
     TableMetrics,
@@ -51,14 +51,14 @@ from connectors.hub.serving.streaming_answer import StreamPlaces
 from connectors.hub.serving.turns import FairTurns, RefusalPace, UnderWay
 from connectors.hub.webhooks.webhook_client import WebhookClient, WebhookHealth
 from connectors.plumbing.machine.background_service import BackgroundService
+from schemas.fold.view_rows import Row
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from schemas.streams.control.organism import ListenerRow
 from schemas.streams.job.job_registry import JobRow
 from schemas.streams.mailboxes.message import DEFAULT_REALM, MessageRow
-from schemas.streams.principal.principals import HUB, PrincipalRow
+from schemas.streams.principal.principals import HUB
 from schemas.streams.task.task_registry import TokenRevocation, TokenRow
-from schemas.streams.topic.topic_registry import SubscriptionRow
 from trunkline_agent.errors import TrunklineError
 
 log = structlog.stdlib.get_logger(__name__)
@@ -113,11 +113,10 @@ class Hub:
             self.answer_memory,
             self.log_clock,
             lambda: len(self.unconfirmed_inboxes),
+            settings.gateway.long_lease_s,
         )
-        leases = LeaseMetrics(live_view, self.mailboxes, self.log_clock, settings.gateway.long_lease_s)
         tables, machine = TableMetrics(settings, live_view), MachineMetrics(settings)
-        collectors = (state, leases, tables, machine, bridges)
-        self.metrics = Metrics(collectors)
+        self.metrics = Metrics((state, tables, machine, bridges))
         self.request_lines = RequestLines()
         self.webhook_client = WebhookClient(settings.webhooks)
         self.webhook_health = WebhookHealth()
@@ -158,25 +157,23 @@ class Hub:
         Blocks until the live view has settled all records of the log. Raises TrunklineError if the live view or
         the appender cannot be opened. Then call `close`.
         """
-        indexes = (self.identities, self.pending, self.mailboxes, self.listeners, self.conversations)
-        others = (self.names, self.overlays, self.live_jobs, self.lists, self.mailbox_waits, self.topics)
-        for index in (*indexes, *others):
+        indexes = self._indexes()
+        for index in indexes:
             self.live_view.on_change(index.changed, index.follows)
         for service in self.background_services:
             self.live_view.on_change(service.on_change, service.follows)
         for part in (self.audit, self.metrics, self.listeners, self.log_clock):
             self.live_view.on_settled(part.settled)
         self.live_view.open()
-        self.identities.load([*self.live_view.live(PrincipalRow), *self.live_view.live(TokenRow)])
-        messages = [*self.live_view.live(MessageRow), *newest_final(self.live_view)]
-        self.mailboxes.load(messages)
-        self.conversations.load(messages)
+        rows: dict[type[Row], list[Any]] = {
+            MessageRow: [*self.live_view.live(MessageRow), *newest_final(self.live_view)]
+        }
+        for index in indexes:
+            if isinstance(index, RowIndex):
+                for followed in index.follows:
+                    rows.setdefault(followed, self.live_view.live(followed))
+                index.load([row for followed in index.follows for row in rows[followed]])
         self.listeners.load(self.live_view.live(ListenerRow))
-        self.topics.load(self.live_view.live(SubscriptionRow))
-        jobs = self.live_view.live(JobRow)
-        self.pending.load(jobs)
-        self.overlays.load(jobs)
-        self.live_jobs.load(jobs)
         self.lists.load()
         self.appender.open()
         append_noted_switch(self.settings, self.live_view, self.appender)
@@ -185,6 +182,16 @@ class Hub:
         threading.Thread(target=self._load_audit, name="audit-log", daemon=True).start()
         for service in self.background_services:
             service.open()
+
+    def _indexes(self) -> tuple[Any, ...]:
+        """Return the indexes of the live view. Each has the rows that it follows, and is told of their changes.
+
+        The waits come after the index of mailboxes, which must have a message before a taker looks for it.
+        """
+        return (
+            *(self.identities, self.pending, self.mailboxes, self.listeners, self.conversations, self.names),
+            *(self.overlays, self.live_jobs, self.lists, self.mailbox_waits, self.topics),
+        )
 
     def begin_stop(self) -> None:
         """Set `stopping` and end all waits for messages, because the gateway stops. For the event loop."""

@@ -16,10 +16,10 @@ import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from paho.mqtt.client import Client, ConnectFlags, MQTTMessage
-from paho.mqtt.reasoncodes import ReasonCode
+from paho.mqtt.client import MQTTMessage
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -52,13 +52,15 @@ from connectors.plumbing.mqtt_link.payloads import (
     read_presence,
     silence_s,
 )
+from connectors.plumbing.network.rates import Backoff
 from schemas.fold.life_cycles import STOPPED as AGENT_STOPPED
 from schemas.settings.settings import Settings, SettingsError
 from schemas.streams.agents.participants import PARTICIPANT_STATES
 from schemas.streams.mailboxes.message import MessageRow
 from schemas.tables.view_progress import ViewProgress
 from trunkline_agent.errors import BackboneUnreachable, TrunklineError, UsageError
-from trunkline_agent.mqtt.mqtt_client import connect_properties, cut_connection, dial, new_client, topic_of
+from trunkline_agent.mqtt.mqtt_client import topic_of
+from trunkline_agent.mqtt.mqtt_connection import MqttConnection, Subscription
 
 _KEEP_S: Final = 2.0
 _WAIT_S: Final = 2.0
@@ -73,81 +75,63 @@ _MAILBOXES: Final = 200
 _LONG_LEASES: Final = 50
 
 
+@dataclass(eq=False)
 class StateMetrics(Collector):
-    """A metrics collector that reads the live view at each scrape. Thread-safe."""
+    """A metrics collector that reads the live view at each scrape. Thread-safe.
 
-    def __init__(
-        self,
-        live_view: LiveView,
-        lists: RowLists,
-        mailboxes: MailboxIndex,
-        waits: MailboxWaits,
-        answers: ByteBudget,
-        log_clock: LogClock,
-        unconfirmed_inboxes: Callable[[], int],
-    ) -> None:
-        """Prepare the collector. `unconfirmed_inboxes` returns how many agents over MQTT do not confirm."""
-        self._live_view = live_view
-        self._lists = lists
-        self._mailboxes = mailboxes
-        self._waits = waits
-        self._answers = answers
-        self._log_clock = log_clock
-        self._unconfirmed_inboxes = unconfirmed_inboxes
+    Attributes:
+        unconfirmed_inboxes: Returns how many agents over MQTT do not confirm.
+        long_lease_s: A reader that holds a message for longer than this is named.
+    """
+
+    live_view: LiveView
+    lists: RowLists
+    mailboxes: MailboxIndex
+    waits: MailboxWaits
+    answers: ByteBudget
+    log_clock: LogClock
+    unconfirmed_inboxes: Callable[[], int]
+    long_lease_s: float
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the lag of live view and store, depths of mailboxes, waits, clocks, and participants by status.
+        """Yield the lag of live view and store, figures of mailboxes, clocks, and participants by status.
 
         Prometheus calls this method at each scrape.
         """
-        yield _lag_records("live_view", "Records that the live view lags.", self._live_view.lag())
-        unwritten, is_up = self._live_view.unwritten()
+        yield _lag_records("live_view", "Records that the live view lags.", self.live_view.lag())
+        unwritten, is_up = self.live_view.unwritten()
         yield gauge("state_store_unwritten", "Records that the gateway's state store lacks.", unwritten)
         yield gauge("state_store_up", "Whether the last write to the state store succeeded.", is_up)
-        offset_s = self._log_clock.offset_us() / 1e6
+        offset_s = self.log_clock.offset_us() / 1e6
         yield gauge("log_clock_offset_seconds", "The log's clock minus the gateway's.", offset_s)
-        pending, _ = self._mailboxes.totals()
+        pending, _ = self.mailboxes.totals()
         yield gauge("mailbox_messages", "Messages that wait in all mailboxes.", pending)
-        deepest = [found for found in self._mailboxes.deepest(_MAILBOXES) if found.depth]
+        deepest = [found for found in self.mailboxes.deepest(_MAILBOXES) if found.depth]
         yield gauges(
             "mailbox_depth",
             f"Messages that wait in a mailbox, of the {_MAILBOXES} deepest.",
             ["mailbox"],
             ((["/".join(found.mailbox)], found.depth) for found in deepest),
         )
-        yield gauge("mailbox_waits", "Requests that wait for a message.", self._waits.count())
-        yield gauge("answer_memory_bytes", "Bytes of long answers under way.", self._answers.used)
-        yield gauge("answer_memory_waits", "Long answers that wait for memory.", self._answers.waiting)
+        yield gauge("mailbox_waits", "Requests that wait for a message.", self.waits.count())
+        yield gauge("answer_memory_bytes", "Bytes of long answers under way.", self.answers.used)
+        yield gauge("answer_memory_waits", "Long answers that wait for memory.", self.answers.waiting)
         text = "Agents over MQTT that get messages again and again and confirm none."
-        yield gauge("mqtt_unconfirmed_agents", text, self._unconfirmed_inboxes())
-        counts = Tally(row.status for row in self._lists.participants_with(None))
-        counts[AGENT_STOPPED] = self._lists.participants.count([AGENT_STOPPED])
+        yield gauge("mqtt_unconfirmed_agents", text, self.unconfirmed_inboxes())
+        counts = Tally(row.status for row in self.lists.participants_with(None))
+        counts[AGENT_STOPPED] = self.lists.participants.count([AGENT_STOPPED])
         states = (([status], counts[status]) for status in PARTICIPANT_STATES)
         yield gauges("agents", "Agents that take part, by status.", ["status"], states)
+        yield from self._long_leases()
 
-
-class LeaseMetrics(Collector):
-    """A metrics collector that names the readers that hold a message for longer than a time. Thread-safe."""
-
-    def __init__(
-        self, live_view: LiveView, mailboxes: MailboxIndex, log_clock: LogClock, long_lease_s: float
-    ) -> None:
-        self._live_view = live_view
-        self._mailboxes = mailboxes
-        self._log_clock = log_clock
-        self._long_lease_us = round(long_lease_s * 1e6)
-
-    def collect(self) -> Iterable[Metric]:
-        """Yield the number of these messages, and for each mailbox and reader the longest time in seconds.
-
-        Prometheus calls this method at each scrape.
-        """
-        now_us = self._log_clock.now_us()
-        keys = self._mailboxes.long_held(now_us - self._long_lease_us, now_us)
+    def _long_leases(self) -> Iterable[Metric]:
+        """Yield the number of messages that are held for too long, and for each reader the longest time."""
+        now_us = self.log_clock.now_us()
+        keys = self.mailboxes.long_held(now_us - round(self.long_lease_s * 1e6), now_us)
         yield gauge("long_leases", "Messages that readers hold for too long.", len(keys))
         longest: dict[tuple[str, str], float] = {}
         for key in keys:
-            row = self._live_view.get(MessageRow, key)
+            row = self.live_view.get(MessageRow, key)
             if row is not None and row.handed_at is not None and len(longest) < _LONG_LEASES:
                 held_s = (now_us - row.handed_at) / 1e6
                 longest.setdefault((f"{row.realm}/{row.recipient}", row.handed_to or ""), held_s)
@@ -236,11 +220,11 @@ class TableMetrics(Collector):
         )
 
 
+@dataclass(eq=False)
 class MachineMetrics(Collector):
     """A metrics collector: the data directory's disk space, and the states of the local stack's programs."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    settings: Settings
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics of the disk and of the local stack's programs.
@@ -249,13 +233,13 @@ class MachineMetrics(Collector):
         uses this data directory.
         """
         try:
-            disk = shutil.disk_usage(self._settings.data_path)
+            disk = shutil.disk_usage(self.settings.data_path)
         except OSError:
             disk = None
         if disk is not None:
             yield gauge("data_dir_free_bytes", "Free space of the data directory's disk.", disk.free)
             yield gauge("data_dir_size_bytes", "Size of the data directory's disk.", disk.total)
-        state = state_file.read_state(self._settings)
+        state = state_file.read_state(self.settings)
         if state is None:
             return
         is_alive = state_file.is_alive(state.get("supervisor"))
@@ -293,6 +277,7 @@ def _lag_records(name: str, text: str, records: Mapping[int, int]) -> Metric:
 _PAUSE_S: Final = 1.0
 _PAUSE_MOST_S: Final = 60.0
 _STOP_S: Final = 5.0
+_LOOK_S: Final = 0.5
 
 
 class BridgeWatch(ThreadedService, Collector):
@@ -304,16 +289,9 @@ class BridgeWatch(ThreadedService, Collector):
     def __init__(self, settings: Settings) -> None:
         super().__init__("bridge-watch", _STOP_S)
         self._settings = settings
-        self._lost = threading.Event()
         self._is_connected = False
         self._seen: tuple[Presence, float] | None = None
         self._figures: dict[str, int] = {}
-
-    def close(self) -> None:
-        """Close the MQTT connection, and wait at most 5 s for the thread to end."""
-        self._closing.set()
-        self._lost.set()
-        super().close()
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metric `trunkline_mqtt_up` and, while there is a connection, `trunkline_bridge_state`.
@@ -347,46 +325,34 @@ class BridgeWatch(ThreadedService, Collector):
             yield gauges(name, text, [], [([], figures[topic])] if topic in figures else [])
 
     def _run(self) -> None:
-        pause_s = _PAUSE_S
+        pauses = Backoff(_PAUSE_S, _PAUSE_MOST_S)
         while not self._closing.is_set():
             if self._follow():
-                pause_s = _PAUSE_S
-            self._closing.wait(pause_s)
-            pause_s = min(2 * pause_s, _PAUSE_MOST_S)
+                pauses.reset()
+            self._closing.wait(pauses.next_s())
 
     def _follow(self) -> bool:
         """Follow the bridge over one connection until it is lost. Returns whether the broker accepted it."""
-        self._lost.clear()
-        accepted = False
+        topics = (presence_topic(self._settings.mqtt), *FIGURES)
+        wanted = [Subscription(topic, qos=0, on_refused=lambda _reason: None) for topic in topics]
         try:
             mqtt = role_mqtt(self._settings, OPERATOR)
-            client = new_client(mqtt)
-            client.on_connect = self._on_connect
-            client.on_message = self._on_message
-            client.on_disconnect = self._on_disconnect
-            dial(client, mqtt, connect_properties())
-        except (BackboneUnreachable, SettingsError, UsageError):
+            connection = MqttConnection(mqtt, wanted, on_message=self._take)
+        except (SettingsError, UsageError):
             return False
         try:
-            while not self._closing.is_set() and not self._lost.wait(mqtt.connect_timeout_s):
-                if not self._is_connected:
-                    break
-                accepted = True
-            return accepted or self._is_connected
+            connection.open()
+            self._is_connected = True
+            while not self._closing.is_set() and not connection.lost.wait(_LOOK_S):
+                pass
+        except BackboneUnreachable:
+            return False
         finally:
+            connection.drop()
             self._is_connected, self._seen, self._figures = False, None, {}
-            cut_connection(client)
+        return True
 
-    def _on_connect(
-        self, client: Client, userdata: Any, flags: ConnectFlags, reason: ReasonCode, properties: Any
-    ) -> None:
-        if reason.is_failure:
-            self._lost.set()
-            return
-        client.subscribe([(topic, 0) for topic in (presence_topic(self._settings.mqtt), *FIGURES)])
-        self._is_connected = True
-
-    def _on_message(self, client: Client, userdata: Any, message: MQTTMessage) -> None:
+    def _take(self, message: MQTTMessage) -> None:
         topic = topic_of(message)
         if topic in FIGURES:
             figure = read_figure(bytes(message.payload))
@@ -398,9 +364,3 @@ class BridgeWatch(ThreadedService, Collector):
         # The delayed Last Will of a replaced bridge does not describe its replacement.
         if found is not None and (found.active or seen is None or found.bridge == seen.bridge):
             self._seen = (found, time.monotonic())
-
-    def _on_disconnect(
-        self, client: Client, userdata: Any, flags: Any, reason: ReasonCode, properties: Any
-    ) -> None:
-        self._is_connected = False
-        self._lost.set()

@@ -35,19 +35,18 @@ owIDAQAB
 -----END PUBLIC KEY-----
 """
 
-# The value of a field or path parameter by its name, or by `Model.field` or `part of the path.parameter`.
+# The value of a field or path parameter by its name, or by `Model.field` or `part of the path.parameter`. A
+# field that may be null needs none.
 EXAMPLES: Final[dict[str, Any]] = {
     # Names.
     "added_by": "operator",
     "agent_name": "echo",
-    "agents.name": "echo",
     "container_name": "echo-0b5c3f1e",
     "created_by": "planner",
     "handed_to": "http/echo",
     "id": "echo",
     "listener": "calculator",
     "mailbox": "echo",
-    "mailboxes.realm": "default",
     "mqtt_user": "0a1b2c3d.1",
     "name": "echo",
     "on_behalf_of": "planner",
@@ -67,7 +66,6 @@ EXAMPLES: Final[dict[str, Any]] = {
     "session": "research-1",
     "session_name": "echo-0b5c3f1e",
     "sessions.name": "research-1",
-    "session_wanted": None,
     "submitted_by": "planner",
     "threads.name": _THREAD,
     "set_by": "operator",
@@ -85,41 +83,27 @@ EXAMPLES: Final[dict[str, Any]] = {
     "JoinRequest.agent_name": "translator",
     "MqttLoadRequest.agents": {"echo": 1200},
     "MqttLoadRequest.jobs": {"0a1b2c3d": 15},
-    "MqttLoadRequest.unconfirmed": {"builder": 3},
     "ListedMqttAgent.unconfirmed": 0,
     "MqttLoadAnswer.agents": {"echo": 60},
     "MqttLoadAnswer.jobs": {},
     "SessionContextAnswer.role": "agent",
     "SessionRequest.session": "research-2",
     # Ids.
-    "broadcast_id": None,
-    "capture_id": None,
     "ce_id": _CE_ID,
-    "ended_by": None,
-    "for_job": None,
-    "from_task": None,
-    "in_reply_to": None,
     "job_id": "0a1b2c3d",
     "key_id": "1f2e3d4c5b6a7988",
     "lease_id": _LEASE,
     "message_id": _MESSAGE,
-    "parent_thread": None,
-    "hops": None,
-    "replay_of": None,
     "request_id": _LEASE,
     "root_thread": _THREAD,
     "task_id": _TASK,
     "thread": _THREAD,
     "token_id": "a1b2c3d4e5f6",
-    "blob": None,
-    "blob_bytes": None,
-    "blob_type": None,
     "BlobAnswer.bytes": 20_971_520,
     "BlobAnswer.content_type": "application/pdf",
     "StoredBlobAnswer.bytes": 20_971_520,
     "StoredBlobAnswer.content_type": "application/pdf",
     "digest": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
-    "keep_until": MOMENT,
     "BroadcastAnswer.broadcast_id": _MESSAGE,
     "MessageAnswer.id": _MESSAGE,
     "TaskAnswer.id": _TASK,
@@ -132,25 +116,15 @@ EXAMPLES: Final[dict[str, Any]] = {
     # States.
     "ended_at": None,
     "deliver_at": None,
-    "deliver_after_s": None,
-    "expires_at": None,
-    "expires_in_s": None,
-    "fault": None,
-    "last_reason": None,
     "last_said_at": None,
-    "lease_until": None,
     "old_secret_ends_at": None,
     "removed_at": None,
     "revoked_at": None,
-    "revoked_why": None,
-    "sent_at": None,
     "state": "running",
     "status": "running",
     "stopped_at": None,
-    "stopped_why": None,
     "valid_until": None,
     "verdict": "accepted",
-    "why": None,
     "AgentAnswer.status": "defined",
     "AuditEntry.verdict": "delivered",
     "HealthAnswer.status": "ok",
@@ -168,9 +142,7 @@ EXAMPLES: Final[dict[str, Any]] = {
     "WebhookAnswer.status": "active",
     "WebhookGrantAnswer.status": "active",
     "WebhookTestAnswer.status": 200,
-    "last_failure": None,
     "last_failure_at": None,
-    "why_paused": None,
     # Contents.
     "backend": "local",
     "body": _XML,
@@ -184,9 +156,7 @@ EXAMPLES: Final[dict[str, Any]] = {
     "cron": "0 9 * * 1-5",
     "PumpMessage.content_type": "application/xml",
     "description": "Summarize the report",
-    "error": None,
     "TaskFailureRequest.error": "the report is empty",
-    "example": None,
     "faults": {},
     "handle": "tmux/trunkline/research-1",
     "handler": "connectors.tools.sample_organism.calculator:calculate",
@@ -204,14 +174,12 @@ EXAMPLES: Final[dict[str, Any]] = {
     "LeaseFault.message": "the lease has ended, and the message was handed out again",
     "notify": ["end"],
     "namespace": "urn:trunkline:sample:1",
-    "options": None,
     "payload": {"text": "hello"},
     "priority": "normal",
     "public_key": _PUBLIC_KEY,
     "reason": "no longer needed",
     "AuditEntry.reason": None,
     "ErrorAnswer.reason": "not_found",
-    "EventAnswer.reason": None,
     "LeaseFault.reason": "illegal_transition",
     "SessionAnswer.reason": None,
     "SettleResult.reason": None,
@@ -227,32 +195,24 @@ EXAMPLES: Final[dict[str, Any]] = {
     "url": "http://127.0.0.1:3200",
     "WebhookAnswer.url": "https://agents.example.org/inbox",
     "WebhookGrantAnswer.url": "https://agents.example.org/inbox",
-    "WebhookRequest.url": "https://agents.example.org/inbox",
     "visible_tools": [],
-    "xsd": None,
     # Access.
     "GrantAnswer.broker": None,
     "JobShownAnswer.broker": None,
-    "ca_certs": "/etc/ssl/certs/broker.pem",
-    "certfile": None,
-    "keyfile": None,
     "inbox": "python/mqtt/agents/echo/inbox",
     "outbox": "python/mqtt/agents/echo/outbox",
     "prefix": "python/mqtt/agents",
     "password": _ONCE,
-    "sealed_password": None,
     "secret": _ONCE,
     "token": _ONCE,
     "username": "agent-echo",
     # Numbers.
     "bytes_most": 10_000_000,
-    "bytes_per_minute": None,
     "live_jobs_most": 500,
     "messages_per_minute": 600,
     "pending_default": 100_000,
     "pending_most": 1000,
     "subscriptions_default": 1000,
-    "subscriptions_most": None,
     "attempt": 1,
     "attempts": 1,
     "cleared": 3,
@@ -264,8 +224,6 @@ EXAMPLES: Final[dict[str, Any]] = {
     "succeeded": 7,
     "concurrency": 4,
     "events": 1,
-    "every_s": None,
-    "expires_in_ms": None,
     "expiry": 1_769_864_400_250,
     "free": 4,
     "full": 0,
@@ -279,25 +237,18 @@ EXAMPLES: Final[dict[str, Any]] = {
     "messages": 0,
     "missed_runs": 0,
     "refused_run_at": None,
-    "refused_reason": None,
-    "refused_count": 0,
-    "refused": None,
     "next_runs": ["2026-02-02T09:00:00Z", "2026-02-03T09:00:00Z"],
     "overlap_s": 3600,
-    "per_minute": None,
-    "port": None,
     "position": [2, 4711],
     "publications": 7,
     "recipients": 3,
     "released": 0,
     "revision": 1,
     "runs": 12,
-    "secret_rotations": None,
     "seq": 1,
     "subscribers": 3,
     "suspects": 0,
     "timeout_ms": 5000,
-    "tokens_per_minute": None,
     "total": 1,
     "version": 1,
     "wait_ms": 0,
@@ -369,7 +320,9 @@ def _with_reach(roles: dict[str, str]) -> Iterator[str]:
     return (role if reach == "all" else f"{role} ({reach})" for role, reach in roles.items())
 
 
-def _example(schema: Schema, schemas: Schema, name: str = "", *, is_request: bool = False) -> Any:
+def _example(
+    schema: Schema, schemas: Schema, name: str = "", *, is_request: bool = False, may_be_null: bool = False
+) -> Any:
     """Return an example of a schema, from the examples of its fields.
 
     Args:
@@ -377,6 +330,7 @@ def _example(schema: Schema, schemas: Schema, name: str = "", *, is_request: boo
         schemas: The schemas of the document, by name.
         name: The place of the schema, as `Model.field`; empty for a whole body.
         is_request: Leave out the fields that may be null, because a client need not send them.
+        may_be_null: Whether null is an example of the field, if there is no other one.
     """
     if name in EXAMPLES:
         return EXAMPLES[name]
@@ -393,8 +347,9 @@ def _example(schema: Schema, schemas: Schema, name: str = "", *, is_request: boo
             }
         case {"items": {"$ref": _} as item}:
             return [_example(item, schemas, is_request=is_request)]
-        case {"anyOf": [first, *_]}:
-            return _example(first, schemas, name, is_request=is_request)
+        case {"anyOf": [first, *others]}:
+            is_optional = {"type": "null"} in others
+            return _example(first, schemas, name, is_request=is_request, may_be_null=is_optional)
         case {"type": "null"}:
             return None
     short = name.rpartition(".")[2]
@@ -407,4 +362,6 @@ def _example(schema: Schema, schemas: Schema, name: str = "", *, is_request: boo
             return MOMENT
         case {"type": "boolean"}:
             return schema.get("default", False)
+    if may_be_null:
+        return None
     raise MissingExample(f"no example for {name or schema}: add it to connectors.hub.serving.api_document")

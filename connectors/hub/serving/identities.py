@@ -10,11 +10,10 @@ from __future__ import annotations
 import base64
 import hmac
 import os
-import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -22,9 +21,8 @@ from typing import Annotated, Final, TypedDict
 
 from fastapi import Header, Request
 
+from connectors.hub.live.ordered_rows import RowIndex
 from connectors.hub.serving.policy import Caller
-from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import Row
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
 from schemas.streams.principal.principals import ACTIVE, AGENT, OPERATOR, PrincipalRow, token_hash
@@ -51,58 +49,27 @@ class Unidentified:
     expired: TokenRow | None = None
 
 
-class Identities:
+class Identities(RowIndex[PrincipalRow | TokenRow]):
     """An index of tokens by their hash, kept up to date by the changes of the live view.
 
     Thread-safe for one thread that calls `changed` and any number of readers. `clock`: seconds since 1970 UTC.
     """
 
-    follows = (PrincipalRow, TokenRow)
-
     def __init__(self, operator_token: str, clock: Callable[[], float] = time.time) -> None:
+        super().__init__(PrincipalRow, TokenRow)
         self._operator_hash = token_hash(operator_token)
         self._clock = clock
         self._rows: dict[str, PrincipalRow] = {}
         self._tokens: dict[str, TokenRow] = {}
-        self._lock = threading.Lock()
-        # Until `load` has ended: hashes revoked by `changed`, because `load` may bring them as active.
-        self._revoked: set[str] | None = set()
 
-    def load(self, rows: Iterable[Row]) -> None:
-        """Add the principals and tokens that the live view contains when it is open.
-
-        Call this method once, after `LiveView.open`. A row that `changed` has already added is newer, so it is
-        kept.
-        """
-        for row in rows:
-            if isinstance(row, PrincipalRow):
-                known = self._rows.setdefault(row.token_sha256, row)
-                if row.status != ACTIVE and known.status == ACTIVE:
-                    self._rows[row.token_sha256] = row
-            elif isinstance(row, TokenRow):
-                self._add_token(row)
-        with self._lock:
-            self._revoked = None
-
-    def changed(self, change: AppliedChange) -> None:
-        """Update the index when the row of a principal or of a task's token changes.
-
-        The live view's thread calls this method for each changed row. Other rows are ignored.
-        """
-        if isinstance(change.row, PrincipalRow):
-            self._rows[change.row.token_sha256] = change.row
-        elif isinstance(change.row, TokenRow):
-            self._add_token(change.row)
-
-    def _add_token(self, row: TokenRow) -> None:
-        # There are many tokens, and a revoked one never becomes active again, so it is forgotten.
-        with self._lock:
-            if row.status != ACTIVE:
-                if self._revoked is not None:
-                    self._revoked.add(row.token_sha256)
-                self._tokens.pop(row.token_sha256, None)
-            elif self._revoked is None or row.token_sha256 not in self._revoked:
-                self._tokens[row.token_sha256] = row
+    def _add(self, row: PrincipalRow | TokenRow) -> None:
+        if isinstance(row, PrincipalRow):
+            self._rows[row.token_sha256] = row
+        elif row.status == ACTIVE:
+            self._tokens[row.token_sha256] = row
+        else:
+            # There are many tokens, and a revoked one never becomes active again, so it is forgotten.
+            self._tokens.pop(row.token_sha256, None)
 
     def identify(self, authorization: str | None) -> Caller | Unidentified:
         """Return the principal or agent whose bearer token an `Authorization` header contains.
@@ -204,46 +171,42 @@ def url_safe(secret: bytes) -> str:
 def derived_token(keyring: Keyring, made: uuid.UUID, name: str, known_sha256: str | None = None) -> str:
     """Return the token of the principal that a request adds, as URL-safe base64.
 
-    The token is derived from a master key and the request. So a repeated request gets the same token, although
-    no token is stored. If no master key yields a token with `known_sha256`, the token of the active key is
-    returned.
-
     Args:
         keyring: The master keys.
         made: The UUID of the request, as `request_uuid` returns it.
         name: The name of the principal.
-        known_sha256: The hash of the principal's existing token. That token may come from an earlier master
-            key, so each key is tried. None for a new principal: the active key is used.
+        known_sha256: The hash of the principal's existing token; None for a new principal.
     """
-    purpose = f"principal-token/{name}/{made}"
-    for one in keyring.each() if known_sha256 is not None else ():
-        token = url_safe(one.derive(purpose))
-        if token_hash(token) == known_sha256:
-            return token
-    return url_safe(keyring.derive(purpose))
+    return _derived(keyring, f"principal-token/{name}/{made}", url_safe, known_sha256)
 
 
 def task_token(keyring: Keyring, task_id: str, token_id: str | None = None) -> str:
     """Return the token with which the agent of a task authenticates itself, a UUID with 122 secret bits.
 
-    It is derived from a master key and the task's id, so it is stored nowhere, and repeated calls return the
-    same token. If no master key yields a token with `token_id`, the token of the active key is returned.
-
     Args:
         keyring: The master keys.
         task_id: The id of the task.
-        token_id: The first digits of the hash of the task's existing token. That token may come from an earlier
-            master key, so each key is tried. None for a new task: the active key is used.
+        token_id: The first digits of the hash of the task's existing token; None for a new task.
     """
-    for one in keyring.each() if token_id is not None else ():
-        token = _derived(one, task_id)
-        if token_hash(token).startswith(token_id or ""):
+    return _derived(keyring, f"task-token/{task_id}", _as_uuid, token_id)
+
+
+def _derived(keyring: Keyring, purpose: str, form: Callable[[bytes], str], known: str | None) -> str:
+    """Return a token that is derived from a master key and its purpose, in a form.
+
+    So it is stored nowhere, and a repeated request gets the same one. `known` are the first digits of the hash
+    of an existing token, which may come from an earlier master key, so each key is tried. If none yields such a
+    token, or there is none (None), it is the token of the active key.
+    """
+    for one in keyring.each() if known is not None else ():
+        token = form(one.derive(purpose))
+        if token_hash(token).startswith(known or ""):
             return token
-    return _derived(keyring, task_id)
+    return form(keyring.derive(purpose))
 
 
-def _derived(keyring: Keyring, task_id: str) -> str:
-    return str(uuid.UUID(bytes=keyring.derive(f"task-token/{task_id}")[:16], version=4))
+def _as_uuid(secret: bytes) -> str:
+    return str(uuid.UUID(bytes=secret[:16], version=4))
 
 
 class AgentKeyFiles:

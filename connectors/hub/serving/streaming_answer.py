@@ -29,7 +29,7 @@ from starlette.types import Message, Receive, Scope, Send
 from connectors.hub.serving.answers import crowded
 from connectors.hub.serving.bounded_http import ABORT, IS_STREAM, SEND_BUFFER
 from connectors.hub.serving.policy import Caller
-from connectors.hub.serving.shares import ByteBudget, Places, Room
+from connectors.hub.serving.shares import ByteBudget, Places, Rooms
 from schemas.streams.principal.principals import OPERATOR
 
 log = structlog.stdlib.get_logger(__name__)
@@ -135,7 +135,7 @@ class NoRoomError(Exception):
     """The gateway has no memory for the next event of a stream."""
 
 
-class StreamRoom:
+class StreamRoom(Rooms):
     """The memory of what one stream sends at present, out of the budget of all answers and streams.
 
     Args:
@@ -144,9 +144,8 @@ class StreamRoom:
     """
 
     def __init__(self, budget: ByteBudget, principal: str) -> None:
-        self._budget = budget
+        super().__init__(budget)
         self._principal = principal
-        self._room: Room | None = None
 
     @property
     def is_wanted(self) -> bool:
@@ -158,23 +157,13 @@ class StreamRoom:
 
         Raises NoRoomError if others need the memory for longer than 10 s.
         """
-        self.free()
+        self.release()
         if size <= CHUNK_BYTES:
             return
-        self._room = await self._budget.take(self._principal, size, _ROOM_WAIT_S)
-        if self._room is None:
+        room = await self._budget.take(self._principal, size, _ROOM_WAIT_S)
+        if room is None:
             raise NoRoomError
-
-    def fit(self, size: int) -> None:
-        """Count the bytes that are really sent instead of those that were reserved."""
-        if self._room is not None:
-            self._budget.resize(self._room, size)
-
-    def free(self) -> None:
-        """Give back the memory. Further calls do nothing."""
-        room, self._room = self._room, None
-        if room is not None:
-            self._budget.give_back(room)
+        self.add(room)
 
 
 class StreamingAnswer(Response):
@@ -234,7 +223,7 @@ class StreamingAnswer(Response):
             if not self._is_whole and ABORT in scope:
                 # Otherwise the unsent bytes would stay in memory until the client disconnects.
                 scope[ABORT]()
-            self._room.free()
+            self._room.close()
             self._ended()
 
     async def _wait(self, sending: asyncio.Task[None], leaving: asyncio.Task[None]) -> None:
@@ -275,14 +264,14 @@ class StreamingAnswer(Response):
         if len(chunk) <= CHUNK_BYTES:
             await self._put(send, {"type": "http.response.body", "body": chunk, "more_body": True})
             return
-        self._room.fit(len(chunk))
+        self._room.resize(len(chunk))
         whole = memoryview(chunk)
         for start in range(0, len(whole), CHUNK_BYTES):
             piece = whole[start : start + CHUNK_BYTES]
             await self._put(send, {"type": "http.response.body", "body": piece, "more_body": True})
         # Waits until the connection has sent the last piece.
         await self._put(send, {"type": "http.response.body", "body": b"", "more_body": True})
-        self._room.free()
+        self._room.release()
 
     async def _put(self, send: Send, message: Message) -> None:
         self._sending_since = time.monotonic()
