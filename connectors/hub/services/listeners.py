@@ -148,20 +148,15 @@ class Listeners:
     Args:
         entries: Returns the stream state of the stream with this name, such as `control/organism`.
         rows_of: Returns the waiting and leased messages of the mailbox with this name.
-        clock: Returns the time in seconds since 1970 UTC.
     """
 
     follows = (ListenerRow, MessageRow)
 
     def __init__(
-        self,
-        entries: Callable[[str], Entries],
-        rows_of: Callable[[str], Iterable[MessageRow]],
-        clock: Callable[[], float] = time.time,
+        self, entries: Callable[[str], Entries], rows_of: Callable[[str], Iterable[MessageRow]]
     ) -> None:
         self._entries = entries
         self._rows_of = rows_of
-        self.clock = clock
         self._lock = threading.Lock()
         self._rows: dict[str, ListenerRow] = {}
         self._queues: dict[str, Queue] = {}
@@ -272,7 +267,7 @@ class Listeners:
         with self._lock:
             queue = self._queues[row.listener]
             places = min(most, row.concurrency - len(queue.held))
-            return queue.take(max(0, min(places, queue.leases_left(row.per_minute, self.clock()))))
+            return queue.take(max(0, min(places, queue.leases_left(row.per_minute, time.time()))))
 
     def take_suspect(self, row: ListenerRow) -> str | None:
         """Remove the oldest message that was leased before from the queue of a listener, and return its id.
@@ -283,7 +278,7 @@ class Listeners:
         """
         with self._lock:
             queue = self._queues[row.listener]
-            may = len(queue.held) < row.concurrency and queue.leases_left(row.per_minute, self.clock()) > 0
+            may = len(queue.held) < row.concurrency and queue.leases_left(row.per_minute, time.time()) > 0
             return queue.take_suspect() if may else None
 
     def take_all(self, name: str, most: int) -> list[str]:

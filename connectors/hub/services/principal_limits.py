@@ -127,7 +127,6 @@ class PrincipalLimits:
         mailboxes: The index that knows how many messages wait in a mailbox.
         jobs: The index of the live jobs of each principal.
         topics: The index of the subscriptions of each mailbox.
-        clock: Returns seconds and never goes back.
     """
 
     def __init__(
@@ -137,15 +136,13 @@ class PrincipalLimits:
         mailboxes: MailboxIndex,
         jobs: LiveJobs,
         topics: TopicsBySubscriber,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._live_view = live_view
         self._names = names
         self._mailboxes = mailboxes
         self._jobs = jobs
         self._topics = topics
-        self._clock = clock
-        self._rates: TokenBuckets[tuple[str, str]] = TokenBuckets(1, 1, clock, _MOST)
+        self._rates: TokenBuckets[tuple[str, str]] = TokenBuckets(1, 1, most=_MOST)
         # The mailboxes that the fold called full, with the time until which nothing is appended for them.
         self._full_until: dict[str, float] = {}
         # The requests under way for one more job or subscription, by what and whose.
@@ -181,7 +178,7 @@ class PrincipalLimits:
         if most is not None and size >= most:
             raise too_many(f"{size} messages wait in the mailbox, and its limit is {most}", reason=MAILBOX_FULL)
         until = self._full_until.get(recipient)
-        if until is not None and until > self._clock():
+        if until is not None and until > time.monotonic():
             raise too_many("the mailbox is full", reason=MAILBOX_FULL)
         return limits
 
@@ -207,7 +204,7 @@ class PrincipalLimits:
     def note_full(self, recipient: str) -> None:
         """Append nothing to this mailbox for a second, because the fold called it full."""
         self._full_until.pop(recipient, None)
-        self._full_until[recipient] = self._clock() + RETRY_AFTER_S
+        self._full_until[recipient] = time.monotonic() + RETRY_AFTER_S
         if len(self._full_until) > _MOST:
             del self._full_until[next(iter(self._full_until))]
 

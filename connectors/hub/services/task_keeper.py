@@ -12,7 +12,6 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -92,8 +91,7 @@ def _succeeded(step: SettledRecord) -> bool:
 class TaskKeeper(ThreadedService):
     """The background service that starts a process for each running task's agent, and stops it at the end.
 
-    A check that fails is logged, and repeated after at most `gateway.task_check_s` seconds. `clock` returns the
-    time in seconds since 1970 UTC.
+    A check that fails is logged, and repeated after at most `gateway.task_check_s` seconds.
     """
 
     follows = (TaskRow,)
@@ -107,7 +105,6 @@ class TaskKeeper(ThreadedService):
         mailboxes: MailboxIndex,
         appender: LogAppender,
         launcher: Launcher,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__("task-check")
         self._settings = settings
@@ -117,7 +114,6 @@ class TaskKeeper(ThreadedService):
         self._mailboxes = mailboxes
         self._appender = appender
         self._launcher = launcher
-        self._clock = clock
         self._keys = AgentKeyFiles(settings)
         self._host = host_name()
         self._name = f"gateway-{uuid.uuid4().hex[:12]}"
@@ -217,7 +213,7 @@ class TaskKeeper(ThreadedService):
         if container.state in (RECYCLING, RECYCLED):
             self._fail(task, container.error or "the container of the task has ended")
         elif container.handle is None:
-            if self._clock() - container.changed_at / 1e6 > _LAUNCH_S:
+            if time.time() - container.changed_at / 1e6 > _LAUNCH_S:
                 self._fail(task, "the gateway that launched the task's agent has ended")
         elif container.host == self._host and not self._launcher.alive(container.handle):
             # It may just have sent its result; then the process manager completes the task.

@@ -18,6 +18,7 @@ A thing that does not exist has no owner. The capabilities of a task's token can
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -88,78 +89,56 @@ class Reach(StrEnum):
     OWN = "own"
 
 
-_READING: Final = {
-    Action.JOB_READ: Reach.ALL,
-    Action.JOB_LIST: Reach.ALL,
-    Action.EVENTS_READ: Reach.ALL,
-    Action.SESSION_READ: Reach.ALL,
-    Action.AGENT_READ: Reach.ALL,
-    Action.TASK_READ: Reach.ALL,
-    Action.TOKEN_LIST: Reach.ALL,
-    Action.AUDIT_READ: Reach.ALL,
-    Action.TOPIC_READ: Reach.ALL,
-}
+def _rights(every: Iterable[Action] = (), own: Iterable[Action] = ()) -> dict[Action, Reach]:
+    """Return rights to some actions for everything, and to others for the caller's own things."""
+    return dict.fromkeys(every, Reach.ALL) | dict.fromkeys(own, Reach.OWN)
+
+
+_READING: Final = _rights(
+    every=(
+        *(Action.JOB_READ, Action.JOB_LIST, Action.EVENTS_READ, Action.SESSION_READ, Action.AGENT_READ),
+        *(Action.TASK_READ, Action.TOKEN_LIST, Action.AUDIT_READ, Action.TOPIC_READ),
+    )
+)
 # The sender and the mailbox of most of these actions are always the caller's own, so they need no limit. The
-# mailbox that is subscribed to a topic can be named.
-_MESSAGES: Final = {
-    Action.MESSAGE_SEND: Reach.ALL,
-    Action.MESSAGE_BROADCAST: Reach.ALL,
-    Action.MESSAGE_DRAIN: Reach.ALL,
-    Action.MESSAGE_MARK: Reach.ALL,
-    Action.TOPIC_PUBLISH: Reach.ALL,
-    Action.TOPIC_SUBSCRIBE: Reach.OWN,
-    Action.TOPIC_READ: Reach.ALL,
-    # A free name belongs to the caller, and the list has the caller's own schedules alone.
-    Action.SCHEDULE_SET: Reach.OWN,
-    Action.SCHEDULE_REMOVE: Reach.OWN,
-    Action.SCHEDULE_READ: Reach.OWN,
-    Action.SCHEDULE_LIST: Reach.ALL,
-    # A webhook belongs to the owner of its mailbox. That of a topic has no owner, so it is the operator's.
-    Action.WEBHOOK_READ: Reach.OWN,
-    Action.WEBHOOK_LIST: Reach.ALL,
-}
+# mailbox that is subscribed to a topic can be named. A free name of a schedule belongs to the caller, and the
+# lists have the caller's own schedules and webhooks alone. A webhook belongs to the owner of its mailbox. That
+# of a topic has no owner, so it is the operator's.
+_MESSAGES: Final = _rights(
+    every=(
+        *(Action.MESSAGE_SEND, Action.MESSAGE_BROADCAST, Action.MESSAGE_DRAIN, Action.MESSAGE_MARK),
+        *(Action.TOPIC_PUBLISH, Action.TOPIC_READ, Action.SCHEDULE_LIST, Action.WEBHOOK_LIST),
+    ),
+    own=(
+        *(Action.TOPIC_SUBSCRIBE, Action.SCHEDULE_SET, Action.SCHEDULE_REMOVE, Action.SCHEDULE_READ),
+        *(Action.WEBHOOK_READ, Action.MAILBOX_READ, Action.MESSAGE_REPLAY),
+    ),
+)
 
 RIGHTS: Final[dict[str, dict[Action, Reach]]] = {
-    OPERATOR: dict.fromkeys(Action, Reach.ALL),
+    OPERATOR: _rights(every=Action),
     DELEGATOR: {
         **_READING,
-        Action.JOB_REGISTER: Reach.ALL,
-        Action.JOB_ASSIGN: Reach.OWN,
-        Action.JOB_CANCEL: Reach.OWN,
-        Action.JOB_ROTATE: Reach.OWN,
-        Action.JOB_REPORT: Reach.OWN,
-        Action.SESSION_CREATE: Reach.ALL,
-        Action.SESSION_STOP: Reach.OWN,
-        Action.SESSION_RESUME: Reach.OWN,
-        Action.MAILBOX_READ: Reach.OWN,
-        Action.MESSAGE_REPLAY: Reach.OWN,
-        Action.TASK_SUBMIT: Reach.ALL,
-        Action.TASK_CANCEL: Reach.OWN,
-        Action.TASK_END: Reach.OWN,
-        Action.TOKEN_REVOKE: Reach.OWN,
-        Action.WEBHOOK_SET: Reach.OWN,
         **_MESSAGES,
+        **_rights(
+            every=(Action.JOB_REGISTER, Action.SESSION_CREATE, Action.TASK_SUBMIT),
+            own=(
+                *(Action.JOB_ASSIGN, Action.JOB_CANCEL, Action.JOB_ROTATE, Action.JOB_REPORT),
+                *(Action.SESSION_STOP, Action.SESSION_RESUME, Action.TASK_CANCEL, Action.TASK_END),
+                *(Action.TOKEN_REVOKE, Action.WEBHOOK_SET),
+            ),
+        ),
     },
     WORKER: {
-        Action.JOB_PICK: Reach.OWN,
-        Action.JOB_REPORT: Reach.OWN,
-        Action.JOB_READ: Reach.OWN,
-        Action.AGENT_READ: Reach.ALL,
-        Action.MAILBOX_READ: Reach.OWN,
-        Action.MESSAGE_REPLAY: Reach.OWN,
-        Action.WEBHOOK_SET: Reach.OWN,
         **_MESSAGES,
+        **_rights(
+            every=(Action.AGENT_READ,),
+            own=(Action.JOB_PICK, Action.JOB_REPORT, Action.JOB_READ, Action.WEBHOOK_SET),
+        ),
     },
     # An agent sets no webhook, because it would outlive the token of the agent's task.
-    AGENT: {
-        Action.MAILBOX_READ: Reach.OWN,
-        Action.MESSAGE_REPLAY: Reach.OWN,
-        Action.AGENT_READ: Reach.ALL,
-        Action.TASK_READ: Reach.OWN,
-        Action.TASK_END: Reach.OWN,
-        **_MESSAGES,
-    },
-    VIEWER: dict(_READING),
+    AGENT: {**_MESSAGES, **_rights(every=(Action.AGENT_READ,), own=(Action.TASK_READ, Action.TASK_END))},
+    VIEWER: _READING,
 }
 
 

@@ -15,13 +15,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Final
 
 from starlette.exceptions import HTTPException
+
+from connectors.plumbing.network.rates import TokenBuckets
 
 
 class FairTurns:
@@ -174,19 +176,11 @@ class RefusalPace:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        # The time of each principal's last answer, which may be in the future. The newest principals are last.
-        self._last_at: OrderedDict[str, float] = OrderedDict()
+        self._buckets: TokenBuckets[str] = TokenBuckets(BURST, PER_SECOND, clock, _MOST)
 
     def held_s(self, principal: str) -> float:
         """Return for how many seconds the next refusal of a principal is to be held. It counts as one."""
-        now = self._clock()
-        earliest = now - BURST / PER_SECOND
-        at = max(self._last_at.pop(principal, earliest), earliest) + 1 / PER_SECOND
-        self._last_at[principal] = at = min(at, now + HELD_MOST_S)
-        if len(self._last_at) > _MOST:
-            self._last_at.popitem(last=False)
-        return max(0.0, at - now)
+        return self._buckets.owe(principal, HELD_MOST_S)
 
     async def hold(self, principal: str, error: Exception) -> None:
         """Wait before the answer to a refused request, if `error` is an HTTPException with the status 429."""

@@ -85,9 +85,8 @@ class Mailboxes(Protocol):
 class _Pace:
     """The pace of calls of one address, by its failures in a row."""
 
-    def __init__(self, first_s: float, fraction: Callable[[], float]) -> None:
+    def __init__(self, first_s: float) -> None:
         self._pauses = Backoff(first_s, _DOWN_PAUSE_MOST_S)
-        self._fraction = fraction
         self._failures = 0
         self.pause_s = 0.0
 
@@ -103,12 +102,12 @@ class _Pace:
             self._pauses.reset()
             return
         self._failures += 1
-        self.pause_s = _jittered(self._pauses.next_s(), self._fraction) if self.is_down else 0.0
+        self.pause_s = _jittered(self._pauses.next_s()) if self.is_down else 0.0
 
 
-def _jittered(pause_s: float, fraction: Callable[[], float]) -> float:
+def _jittered(pause_s: float) -> float:
     """Return between half and all of a pause, so that failed messages are not all repeated at one moment."""
-    return pause_s * (0.5 + 0.5 * fraction())
+    return pause_s * (0.5 + 0.5 * random.random())  # noqa: S311  no secret depends on it
 
 
 async def _is_set(event: asyncio.Event, timeout_s: float) -> bool:
@@ -133,7 +132,6 @@ class Deliverer:
         client: Makes the calls.
         health: Counts the calls.
         mailboxes: Has the messages.
-        fraction: Returns random numbers of at least 0 and less than 1, for the pauses.
     """
 
     def __init__(
@@ -142,13 +140,11 @@ class Deliverer:
         client: WebhookClient,
         health: WebhookHealth,
         mailboxes: Mailboxes,
-        fraction: Callable[[], float] = random.random,
     ) -> None:
         self._settings = settings
         self._client = client
         self._health = health
         self._mailboxes = mailboxes
-        self._fraction = fraction
         self._shared = asyncio.Semaphore(settings.calls_shared)
         self._serving: dict[str, asyncio.Task[None]] = {}
         # Set when a webhook has changed, so that its pause ends.
@@ -187,11 +183,11 @@ class Deliverer:
     async def _serve(self, webhook: str) -> None:
         """Deliver messages until the webhook is paused or removed."""
         running: set[asyncio.Task[None]] = set()
-        pace, revision = _Pace(self._settings.retry_first_s, self._fraction), None
+        pace, revision = _Pace(self._settings.retry_first_s), None
         trouble, nothing, changed = Backoff(0.5, 30.0), Backoff(0.05, 2.0), self._changed[webhook]
         while (target := self._mailboxes.target(webhook)) is not None:
             if target.revision != revision:
-                pace, revision = _Pace(self._settings.retry_first_s, self._fraction), target.revision
+                pace, revision = _Pace(self._settings.retry_first_s), target.revision
             most = 1 if pace.is_down else self._settings.calls_at_once
             if len(running) >= most or (running and self._shared.locked()):
                 await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -272,7 +268,7 @@ class Deliverer:
         shortened by chance to at least half. A longer `Retry-After` counts, up to `webhooks.retry_most_s`.
         """
         first_s, most_s = self._settings.retry_first_s, self._settings.retry_most_s
-        pause_s = _jittered(min(most_s, first_s * 2.0 ** min(attempt - 1, 60)), self._fraction)
+        pause_s = _jittered(min(most_s, first_s * 2.0 ** min(attempt - 1, 60)))
         return max(pause_s, min(result.retry_after_s or 0.0, most_s))
 
     async def _repeated(self, step: Callable[[], Coroutine[Any, Any, None]]) -> None:

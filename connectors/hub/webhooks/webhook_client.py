@@ -18,7 +18,7 @@ import ssl
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
@@ -109,12 +109,11 @@ class CallResult(NamedTuple):
 
 
 class WebhookClient:
-    """Calls webhooks, for coroutines of one event loop. `now_s` returns seconds since 1970 UTC."""
+    """Calls webhooks, for coroutines of one event loop."""
 
-    def __init__(self, settings: WebhookSettings, now_s: Callable[[], float] = time.time) -> None:
+    def __init__(self, settings: WebhookSettings) -> None:
         self.rule = AddressRule(settings)
         self._settings = settings
-        self._now_s = now_s
         self._pool: httpcore2.AsyncConnectionPool | None = None
 
     async def call(self, target: Target, message_id: str, event: bytes) -> CallResult:
@@ -151,7 +150,7 @@ class WebhookClient:
             "User-Agent": "Trunkline-Webhooks/1",
             "Content-Type": CLOUD_EVENT,
             "Accept": "*/*",
-            **signature_headers(target.secrets, call_id(target.webhook, message_id), int(self._now_s()), event),
+            **signature_headers(target.secrets, call_id(target.webhook, message_id), int(time.time()), event),
         }
         url = httpcore2.URL(
             scheme=parts.scheme.encode(),
@@ -172,7 +171,7 @@ class WebhookClient:
             with suppress(TimeoutError, httpcore2.NetworkError, httpcore2.ProtocolError):
                 async with asyncio.timeout(_ANSWER_S):
                     await _read(response)
-            return response.status, retry_after_s(answered, self._now_s()) or None
+            return response.status, retry_after_s(answered, time.time()) or None
 
     def _open_pool(self) -> httpcore2.AsyncConnectionPool:
         # Made with the first call, because reading the authorities takes some time.
@@ -244,10 +243,9 @@ class Health:
 class WebhookHealth:
     """The health of all webhooks that this gateway has called since its start. Thread-safe."""
 
-    def __init__(self, now_s: Callable[[], float] = time.time) -> None:
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: dict[str, Health] = {}
-        self._now_s = now_s
 
     def of(self, webhook: str) -> Health:
         """Return the health of a webhook. It is that of no call if this gateway has made none."""
@@ -256,7 +254,7 @@ class WebhookHealth:
 
     def note(self, webhook: str, result: CallResult) -> None:
         """Count a call."""
-        now_us = int(self._now_s() * 1e6)
+        now_us = int(time.time() * 1e6)
         with self._lock:
             known = self._known.get(webhook, Health())
             if result.is_ok:

@@ -107,8 +107,8 @@ def role_mqtt(settings: Settings, role: str) -> MqttSettings:
     passwords = load_role_passwords(settings)
     if passwords is None:
         return mqtt
-    private = mqtt.model_copy(update={"socket_dir": socket_dir(settings)})
-    return _as_user(private, role, passwords[role].get_secret_value())
+    login = {"username": role, "password": passwords[role], "socket_dir": socket_dir(settings)}
+    return mqtt.model_copy(update=login)
 
 
 def role_file(settings: Settings) -> Path:
@@ -150,10 +150,6 @@ def ensure_role_passwords(settings: Settings) -> dict[str, SecretStr]:
     if found is None:
         raise SettingsError(f"{path} was removed while it was made")
     return found
-
-
-def _as_user(mqtt: MqttSettings, username: str, password: str) -> MqttSettings:
-    return mqtt.model_copy(update={"username": username, "password": SecretStr(password)})
 
 
 def _text(value: object) -> str:

@@ -124,6 +124,13 @@ class TokenBuckets(Generic[_K]):
         self._store(key, max(0.0, tokens - count), now)
         return max(0.0, count - tokens)
 
+    def owe(self, key: _K, most_s: float) -> float:
+        """Take a token, also one that is not there yet. Return how long until it is there, at most `most_s`."""
+        tokens, per_second, now = self._tokens(key, None)
+        tokens = max(tokens - 1, -most_s * per_second)
+        self._store(key, tokens, now)
+        return max(0.0, -tokens / per_second)
+
     def _tokens(self, key: _K, per_minute: float | None) -> tuple[float, float, float]:
         """Return the tokens of the key's bucket, how many are added to it in a second, and the time now."""
         burst, per_second = (

@@ -50,9 +50,9 @@ def _first_end(path: Path) -> datetime | None:
     return min((one.not_valid_after_utc for one in found), default=None)
 
 
-def days_left(end: datetime, now: datetime | None = None) -> float:
-    """Return the days until a certificate ends, negative after its end. `now` is by default the present."""
-    return (end - (now or datetime.now(UTC))).total_seconds() / 86_400
+def days_left(end: datetime) -> float:
+    """Return the days until a certificate ends, negative after its end."""
+    return (end - datetime.now(UTC)).total_seconds() / 86_400
 
 
 class CertificateMetrics:
