@@ -40,7 +40,7 @@ class PageFile(NamedTuple):
     def answer(self, request: Request, more_headers: Mapping[str, str] = _NONE) -> Response:
         """Return the HTTP response with the file, or status 304 if the browser's copy has the same ETag."""
         headers = {"ETag": self.etag, "Cache-Control": "no-cache", **more_headers}
-        if request.headers.get("if-none-match") == self.etag:
+        if is_unchanged(request.headers, self.etag):
             return Response(status_code=304, headers=headers)
         return Response(self.content, headers=headers, media_type=self.media_type)
 
