@@ -13,7 +13,7 @@ from typing import Final
 
 from connectors.cli.doctor.findings import START, Checks, Finding, fail, is_started, ok, warn
 from connectors.cli.doctor.parts import check_part
-from connectors.hub.live.table_progress import LedgerProgressReader, ViewProgressReader
+from connectors.hub.live.table_progress_reader import LedgerProgressReader, ViewProgressReader
 from connectors.programs.local_stack.part_plan import STREAMS
 from schemas.integrity.audit_anchors import anchors_file, chain_file, is_beside_the_ledger, read_anchors
 from schemas.integrity.audit_chain import last_in_file

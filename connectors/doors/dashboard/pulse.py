@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from connectors.doors.dashboard.mailbox_board import MailboxBoard
 from connectors.hub.live.settled_feed import SettledRecord
-from connectors.hub.live.table_progress import TableLag, ViewProgressReader
+from connectors.hub.live.table_progress_reader import TableLag, ViewProgressReader
 from connectors.hub.services.hub import Hub
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE, REJECTED

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
 
-from schemas.fold.settled import AppliedChange
+from connectors.hub.live.ordered_rows import RowIndex
 from schemas.fold.view_rows import Row
 from schemas.streams.session.session_registry import SessionRow
 from schemas.streams.topic.topic_registry import SubscriptionRow
@@ -37,19 +36,12 @@ class SessionsByJob:
                 del self._names[row.for_job]
 
 
-class TopicsBySubscriber:
-    """The topics of each subscriber, by the live rows of subscriptions. Thread-safe.
-
-    Register `changed` with the live view before it opens, and call `load` once it is open.
-    """
-
-    follows = (SubscriptionRow,)
+class TopicsBySubscriber(RowIndex[SubscriptionRow]):
+    """The topics of each subscriber, by the live rows of subscriptions. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        super().__init__(SubscriptionRow)
         self._topics: dict[str, set[str]] = {}
-        # Until `load` has ended: the keys that `changed` brought, because `load` may bring older rows of them.
-        self._changed: set[str] | None = set()
 
     def topics_of(self, subscriber: str) -> list[str]:
         """Return the names of the topics of a subscriber, in no order."""
@@ -60,24 +52,6 @@ class TopicsBySubscriber:
         """Return the number of topics of a subscriber."""
         with self._lock:
             return len(self._topics.get(subscriber, ()))
-
-    def load(self, rows: Iterable[SubscriptionRow]) -> None:
-        """Note the subscriptions that the live view contains when it is open. Call it once."""
-        for row in rows:
-            with self._lock:
-                if self._changed is None or row.key not in self._changed:
-                    self._add(row)
-        with self._lock:
-            self._changed = None
-
-    def changed(self, change: AppliedChange) -> None:
-        """Note a subscription, or its end, when the live view's thread reports it. Ignore any other row."""
-        if not isinstance(change.row, SubscriptionRow):
-            return
-        with self._lock:
-            if self._changed is not None:
-                self._changed.add(change.key)
-            self._add(change.row)
 
     def _add(self, row: SubscriptionRow) -> None:
         topics = self._topics.setdefault(row.subscriber, set())

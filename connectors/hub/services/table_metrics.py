@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector
 from connectors.hub.live.live_view import LiveView
 from connectors.hub.live.log_clock import LogClock
 from connectors.hub.live.row_lists import RowLists
-from connectors.hub.live.table_progress import (
+from connectors.hub.live.table_progress_reader import (
     Lag,
     LedgerProgress,
     LedgerProgressReader,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from connectors.hub.live.table_progress import LedgerProgressReader, ViewProgressReader
+from connectors.hub.live.table_progress_reader import LedgerProgressReader, ViewProgressReader
 from connectors.log.ledger_files.ledger_reader import LedgerFilter, LedgerReader
 from connectors.log.log_end import LogEnd
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of

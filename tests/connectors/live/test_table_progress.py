@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from connectors.hub.live.table_progress import LedgerProgressReader, ViewProgressReader
+from connectors.hub.live.table_progress_reader import LedgerProgressReader, ViewProgressReader
 from jobs.maintain_tables import tidy_ledger
 from schemas.settings.settings import Settings
 from schemas.tables.ledger import LEDGER
