@@ -29,8 +29,7 @@ from tests.jobs.test_rebuild_views import Backbone
 from tests.jobs.topic_load import event, registration
 
 pytestmark = pytest.mark.long
-
-PEOPLE = 60
+NAMES = [f"{number:08x}" for number in range(60)]
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +69,7 @@ class Table:
         for _ in range(rounds):
             self.offset += 1
             batch = {}
-            for name in self.draw.sample([f"{number:08x}" for number in range(PEOPLE)], 9):
+            for name in self.draw.sample(NAMES, 9):
                 removed = self.draw.random() < 0.2
                 batch["job", name, "job"] = change(name, self.offset, removed=removed)
                 if removed:
@@ -85,7 +84,7 @@ class Table:
         columns = ["stream_id", SHELF, "last_offset"]
         rows = DeltaTable(str(self.folder / "table")).to_pyarrow_dataset().to_table(columns=columns).to_pylist()
         assert sorted((row["stream_id"], row["last_offset"]) for row in rows) == sorted(self.model.items())
-        keys = [("job", f"{number:08x}", "job") for number in range(PEOPLE)]
+        keys = [("job", name, "job") for name in NAMES]
         held = self.table._index.held(self.table.delta, keys)
         stored = {row["stream_id"]: (row[SHELF], row["last_offset"]) for row in rows}
         assert {key[1]: tuple(one) for key, one in held.items()} == stored
@@ -339,7 +338,7 @@ def test_a_full_disk_ends_the_write_and_later_all_rows_are_right(
     table: Table, monkeypatch: pytest.MonkeyPatch, is_restarted: bool
 ) -> None:
     monkeypatch.setattr(view_tables, "SHELF_ROWS", 2048)
-    names = [f"{number:08x}" for number in range(PEOPLE, PEOPLE + 5000)]
+    names = [f"{number:08x}" for number in range(len(NAMES), len(NAMES) + 5000)]
     batch = {("job", name, "job"): change(name, 99) for name in names}
     # Enough for the files of the table.
     with full_disk(200_000), pytest.raises(lmdb.Error, match="mdb_txn_commit"):
@@ -383,9 +382,8 @@ def test_a_start_with_its_index_reads_no_row_and_one_without_reads_all(table: Ta
 
 @pytest.mark.requirement("ST-22")
 def test_a_second_writer_fails_or_follows_and_no_row_is_written_twice(table: Table) -> None:
-    path = table.folder / "table"
-    other = ViewTable(str(path), STREAM_ENTRIES, table.folder / "index of another machine")
-    name = next(name for name in map("{:08x}".format, range(PEOPLE)) if name not in table.model)
+    other = ViewTable(str(table.folder / "table"), STREAM_ENTRIES, table.folder / "index of another machine")
+    name = next(name for name in NAMES if name not in table.model)
     key = ("job", name, "job")
     other.apply({key: change(name, 500)})
     with pytest.raises(CommitFailedError):

@@ -72,7 +72,7 @@ def watch(
         outcomes: The jobs to follow, which records how they end.
         timers: The time limits.
         show: Called with each accepted event as a line of JSON.
-        look: Called about once a second. What it raises ends the watch.
+        look: Called about once a second. An error of it ends the watch.
 
     Returns:
         0 if all jobs have completed, 1 if all have ended but not all have completed, 2 after a time limit.

@@ -213,7 +213,7 @@ REQUESTS = {
             Given("task_id", "id of the task", "name", is_needed=True),
             Given("error", "why the task failed", "text", is_needed=True),
         ),
-        example="0b5c3f1e-7a2d-5e48-9c61-2f3a4b5c6d7e None",
+        example="0b5c3f1e-7a2d-5e48-9c61-2f3a4b5c6d7e x",
     ),
     "tasks cancel": Declared(
         "POST",

@@ -46,7 +46,7 @@ class Use(NamedTuple):
 
 
 class BlobReferences(RowIndex[MessageRow | TopicMessageRow]):
-    """An index of messages by the blob that they refer to. Those to topics count until they are delivered."""
+    """An index of messages by the blob that they refer to, those to topics until they are delivered."""
 
     def __init__(self) -> None:
         super().__init__(MessageRow, TopicMessageRow)

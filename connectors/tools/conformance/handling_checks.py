@@ -226,7 +226,10 @@ def blobs(scene: Scene) -> None:
     sender.call("send", CALL_S, to=ann.name, type="note", payload={}, blob=digest)
     message_id = leased(client)["id"]
     scene.http.plant(Fault("GET", ".*/blob", answer=(200, {}, "another content")))
-    call = lambda: client.call("blob", CALL_S, message_id=message_id)  # noqa: E731  used once
+
+    def call() -> Any:
+        return client.call("blob", CALL_S, message_id=message_id)
+
     expect(expect_error("failed", call, "another content").reason, "damaged_blob", "the reason")
     expect(call().get("content_base64") == written, True, "whether the content is that of the sender")
 

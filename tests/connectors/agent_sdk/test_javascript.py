@@ -133,7 +133,7 @@ def program_command(node: str, program: str) -> list[str]:
 
 
 @pytest.mark.requirement("AG-60")
-@pytest.mark.requirement("AG-104")
+@pytest.mark.requirement("AG-68")
 @pytest.mark.requirement("AG-69")
 @pytest.mark.requirement("AG-92")
 @pytest.mark.requirement("AG-93")

@@ -1,4 +1,4 @@
-"""What a delegator does, without input and output: submit and cancel a job, and watch its events."""
+"""The plans of a delegator, without input and output: submit and cancel a job, and watch its events."""
 
 from __future__ import annotations
 
