@@ -62,18 +62,18 @@ EXEMPT = (
         "[0-9a-f]{64}",
     ),
     Exempt(
-        "tests/connectors/gateway/test_asyncapi_document.py",
+        "tests/connectors/doors/http_api/test_asyncapi_document.py",
         (BASE64,),
         "the digest of a package",
         "[A-Za-z0-9+/]{86}==",
     ),
     Exempt(
-        "tests/connectors/webhooks/(test_webhook_client|webhook_hub).py",
+        "tests/connectors/hub/webhooks/(test_webhook_client|webhook_hub).py",
         (BASE64,),
         "the example of the Standard Webhooks specification",
     ),
     Exempt(
-        "tests/(connectors/gateway/test_hub_webhooks|schemas/streams/test_webhook_fold).py",
+        "tests/(connectors/doors/http_api/test_hub_webhooks|schemas/streams/test_webhook_fold).py",
         (BASIC_AUTH,),
         "made-up addresses with a login, which are refused",
     ),
@@ -84,13 +84,13 @@ EXEMPT = (
     ),
     Exempt("tests/schemas/hub_records.py", (HEX,), "sixteen digits, four times", "[0-9a-f]{16}"),
     Exempt(
-        "tests/(schemas/wire/test_ids|connectors/mqtt_bridge/test_mqtt_bridge).py",
+        "tests/(schemas/wire/test_ids|connectors/doors/mqtt_bridge/test_mqtt_bridge).py",
         (HEX,),
         "job ids that are none",
         ".{1,9}",
     ),
     Exempt(
-        "tests/connectors/mqtt_link/test_mqtt_credentials.py",
+        "tests/connectors/plumbing/mqtt_link/test_mqtt_credentials.py",
         (HEX,),
         "a hash of a made-up token",
         "[0-9a-f]{64}",

@@ -29,7 +29,7 @@ from connectors.tools.demo import stage_stack
 from connectors.tools.demo.outcome import check_receipts, compare
 from connectors.tools.demo.performance import Performance
 from schemas.settings.settings import KafkaSettings, Settings
-from tests.connectors.demo.folded_plan import FoldedPlan, plan_of
+from tests.connectors.tools.demo.folded_plan import FoldedPlan, plan_of
 from tests.notebook_run import run_here, run_in_kernel
 from tests.odd_places import ODD_NAME
 from tests.programs import start_program

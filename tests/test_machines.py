@@ -23,8 +23,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.stack, pytest.mark.spark, pytest.mar
 
 SET_UP_S, DEMO_S, TEST_S = 1200, 600, 600
 # One test of Kafka, Spark and the clients, and one of Mosquitto.
-SHORT = ("tests/jobs/test_header_readers.py", "tests/connectors/mqtt_link/test_broker_figures.py")
-BROKER_FREE = "tests/connectors/mqtt_bridge/test_publish_counts.py"
+SHORT = ("tests/jobs/test_header_readers.py", "tests/connectors/plumbing/mqtt_link/test_broker_figures.py")
+BROKER_FREE = "tests/connectors/doors/mqtt_bridge/test_publish_counts.py"
 OWN_PYTHON = "/usr/bin/python3.11"  # one that each user can run
 
 

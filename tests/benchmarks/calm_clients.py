@@ -21,7 +21,7 @@ from connectors.doors.file_bridge.queue_folder import queue_root
 from schemas.settings.settings import Settings
 from tests.agent_signatures import signed_headers
 from tests.benchmarks.mcp_load import HEADERS, request
-from tests.connectors.gateway.hub_access import add_principal
+from tests.connectors.doors.http_api.hub_access import add_principal
 from tests.mailbox_credentials import mailbox_credentials
 from trunkline_agent import Agent, Credentials, HubAccess
 from trunkline_agent.mcp.signing import load_private_key, new_key_pair

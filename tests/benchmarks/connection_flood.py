@@ -31,9 +31,9 @@ from tests.benchmarks.bench_report import Bench, quantile, teller
 from tests.benchmarks.bench_stack import operator_client
 from tests.broker_processes import LOOPBACK
 from tests.connection_flood import Flood, flooding
-from tests.connectors.agent_mcp.conftest import Agent
-from tests.connectors.agent_mcp.signed_calls import ACCEPT, call_body
-from tests.connectors.gateway.hub_access import add_principal
+from tests.connectors.doors.http_api.hub_access import add_principal
+from tests.connectors.doors.mcp_tools.conftest import Agent
+from tests.connectors.doors.mcp_tools.signed_calls import ACCEPT, call_body
 from tests.own_settings import stack_settings
 from trunkline_agent.mcp.signing import load_private_key
 

@@ -48,7 +48,7 @@ from tests.benchmarks.bench_stack import operator_client
 from tests.benchmarks.calm_clients import CalmClients, Window
 from tests.benchmarks.flooders import BURN, TURNS, Flooded, Flooder, Order, flooding
 from tests.benchmarks.stack_figures import memory_mb
-from tests.connectors.gateway.hub_access import add_principal
+from tests.connectors.doors.http_api.hub_access import add_principal
 from tests.own_settings import stack_settings
 from trunkline_agent.mcp.signing import new_key_pair
 from trunkline_agent.wire.verdicts import REJECTED

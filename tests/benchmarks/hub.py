@@ -73,7 +73,7 @@ from tests.benchmarks.event_load import events, fill, jobs_for, registrations
 from tests.benchmarks.freshness_load import publish_steadily
 from tests.benchmarks.hub_load import roundtrips, sends, visible
 from tests.benchmarks.hub_peer import peer
-from tests.connectors.gateway.hub_access import add_principal
+from tests.connectors.doors.http_api.hub_access import add_principal
 from tests.own_settings import stack_settings
 
 AGENTS = 30

@@ -31,7 +31,7 @@ from tests.benchmarks.event_load import fill
 from tests.benchmarks.freshness import wait_caught_up
 from tests.benchmarks.stack_figures import memory_mb
 from tests.broker_processes import wait_until
-from tests.connectors.gateway.hub_access import add_principal
+from tests.connectors.doors.http_api.hub_access import add_principal
 from tests.own_settings import stack_settings
 from trunkline_agent import Agent, Credentials, HubAccess
 

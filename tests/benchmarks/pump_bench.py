@@ -35,7 +35,7 @@ from tests.benchmarks.process_times import stack_s
 from tests.benchmarks.pump_echo import MOST, NAMESPACE, organism
 from tests.benchmarks.pump_log import Answers, control_per_s, record_shares, total_per_message
 from tests.benchmarks.pump_pipeline import measure_pipeline
-from tests.connectors.gateway.hub_access import add_principal
+from tests.connectors.doors.http_api.hub_access import add_principal
 from tests.own_settings import stack_settings
 
 SENDERS = 30

@@ -25,7 +25,7 @@ from connectors.programs.local_stack.part_plan import GATEWAY, KAFKA
 from schemas.settings.settings import DashboardSettings
 from tests.benchmarks.bench_report import Bench, teller
 from tests.benchmarks.bench_stack import operator_client
-from tests.connectors.gateway.hub_access import add_principal
+from tests.connectors.doors.http_api.hub_access import add_principal
 from tests.own_settings import stack_settings
 from tests.slow_readers import memory_of, percentile, seconds_of, slow_readers
 

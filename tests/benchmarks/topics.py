@@ -32,7 +32,7 @@ from schemas.settings.settings import AgentMcpSettings, DashboardSettings, Setti
 from tests.benchmarks.bench_report import Bench, quantile, teller
 from tests.benchmarks.bench_stack import CheckoutStack, operator_client
 from tests.benchmarks.process_times import process_s
-from tests.connectors.gateway.hub_access import add_principal
+from tests.connectors.doors.http_api.hub_access import add_principal
 from tests.own_settings import stack_settings
 from trunkline_agent import AsyncAgent, Credentials, HubAccess
 from trunkline_agent.hub.hub_requests import get_json, path_of

@@ -49,7 +49,7 @@ from tests.benchmarks.bench_report import (
 from tests.benchmarks.bench_stack import AGAINST, CheckoutStack, compared_with_commit, operator_client
 from tests.benchmarks.wake_load import Clients, Door, Plan, one_round
 from tests.benchmarks.wake_peer import Peer, peer
-from tests.connectors.gateway.hub_access import add_principal
+from tests.connectors.doors.http_api.hub_access import add_principal
 from tests.own_settings import stack_settings
 from trunkline_agent.mcp.signing import load_private_key, new_key_pair
 

@@ -12,7 +12,7 @@ import pytest
 
 from connectors.hub.services.conversations import child_thread
 from tests.broker_processes import wait_until
-from tests.connectors.file_bridge.bridge_run import lines_of
+from tests.connectors.doors.file_bridge.bridge_run import lines_of
 from tests.connectors.test_doors_to_doors import (
     ANSWERS,
     DOORS,

@@ -16,9 +16,9 @@ import yaml
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
 from tests.broker_processes import ProgramProcess, free_port, wait_until
-from tests.connectors.agent_mcp.conftest import Agent
-from tests.connectors.file_bridge.bridge_run import BridgeRun
-from tests.connectors.gateway.hub_access import add_principal
+from tests.connectors.doors.file_bridge.bridge_run import BridgeRun
+from tests.connectors.doors.http_api.hub_access import add_principal
+from tests.connectors.doors.mcp_tools.conftest import Agent
 from tests.connectors.noting_listener import FOLDER_VARIABLE, NOTE, NOTES, SPACE
 from tests.mailbox_credentials import mailbox_credentials
 from trunkline_agent import Agent as HubAgent

@@ -22,7 +22,7 @@ from schemas.settings.settings import (
     load_settings,
     settings_environment,
 )
-from tests.connectors.local_stack.conftest import settings_in
+from tests.connectors.programs.local_stack.conftest import settings_in
 from tests.forked_programs import forked_command
 from tests.programs import run_program
 

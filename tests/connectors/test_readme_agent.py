@@ -11,7 +11,7 @@ import pytest
 
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.broker_processes import wait_until
-from tests.connectors.gateway.hub_access import GatewayProcess, starting
+from tests.connectors.doors.http_api.hub_access import GatewayProcess, starting
 from trunkline_agent.credentials import Credentials, HubAccess
 
 PROGRAM = re.findall(

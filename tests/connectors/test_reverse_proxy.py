@@ -20,8 +20,8 @@ from connectors.plumbing.gateway_client.gateway_client import GatewayClient
 from connectors.plumbing.tls_keys.tls_files import create
 from schemas.settings.settings import Settings
 from tests.broker_processes import wait_until
-from tests.connectors.agent_mcp.conftest import Agent, McpGateway
-from tests.connectors.gateway.hub_access import starting
+from tests.connectors.doors.http_api.hub_access import starting
+from tests.connectors.doors.mcp_tools.conftest import Agent, McpGateway
 from tests.tcp_proxy import TcpProxy
 from trunkline_agent.mcp import agent_client
 

@@ -32,7 +32,7 @@ from schemas.keys.sealing import Keyring
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from schemas.streams.job.job_registry import JobEvent
 from tests.broker_processes import ProgramProcess, wait_until, with_mqtt
-from tests.connectors.local_stack.conftest import settings_in
+from tests.connectors.programs.local_stack.conftest import settings_in
 from tests.connectors.verdict_server import VerdictServer
 from tests.mqtt_wire import listening
 from tests.programs import required_program

@@ -13,9 +13,9 @@ import pytest
 
 from schemas.settings.settings import Settings
 from tests.broker_processes import ProgramProcess, wait_until
-from tests.connectors.agent_mcp.conftest import Agent, McpGateway
-from tests.connectors.agent_mcp.delivery_calls import called, known_at
-from tests.connectors.gateway.hub_access import add_principal, starting
+from tests.connectors.doors.http_api.hub_access import add_principal, starting
+from tests.connectors.doors.mcp_tools.conftest import Agent, McpGateway
+from tests.connectors.doors.mcp_tools.delivery_calls import called, known_at
 from tests.mailbox_credentials import mailbox_credentials
 from trunkline_agent import Agent as HubAgent
 from trunkline_agent import Credentials

@@ -24,7 +24,7 @@ from schemas.streams.fold import settle
 from schemas.streams.kinds import STREAM_ENTRIES, VIEWS
 from schemas.tables.ledger import COLUMNS, LedgerRow, record_of_row
 from schemas.tables.view_arrow import VIEW_ARROW
-from tests.connectors.live.local_stores import stored
+from tests.connectors.hub.live.local_stores import stored
 from trunkline_agent.wire.ids import CONTROL
 
 State = dict[str, Any]

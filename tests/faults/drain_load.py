@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from tests.broker_processes import wait_until
-from tests.connectors.gateway.hub_access import PRINCIPALS, TIMEOUT_S
+from tests.connectors.doors.http_api.hub_access import PRINCIPALS, TIMEOUT_S
 from tests.faults.killed_gateways import Asking, Gateways
 
 MESSAGES = "/api/hub/messages"

@@ -27,9 +27,9 @@ from connectors.programs.local_stack.part import child_environment
 from schemas.settings.settings import PROJECT_ROOT, GatewaySettings, KafkaSettings, Settings
 from schemas.streams.mailboxes.message import MAILBOX_VIEW
 from tests.broker_processes import STOP_S, wait_until
-from tests.connectors.gateway import hub_stack
-from tests.connectors.gateway.hub_access import PRINCIPALS, GatewayProcess
-from tests.connectors.gateway.hub_stack import TASKS
+from tests.connectors.doors.http_api import hub_stack
+from tests.connectors.doors.http_api.hub_access import PRINCIPALS, GatewayProcess
+from tests.connectors.doors.http_api.hub_stack import TASKS
 from tests.faults.test_agreement import end_offsets, views_are_at
 
 UP_WITHIN_S = 120.0

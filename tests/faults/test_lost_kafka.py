@@ -20,7 +20,7 @@ from schemas.settings.settings import (
     KafkaSettings,
     Settings,
 )
-from tests.connectors.log_rebuild.test_log_rebuild import rebuild
+from tests.connectors.tools.log_rebuild.test_log_rebuild import rebuild
 from tests.faults import backbone_states
 from tests.faults.test_agreement import assert_the_check_finds_no_difference, look_after, wait_until_quiet
 from tests.random_log import RandomLog

@@ -13,8 +13,8 @@ from connectors.doors.mqtt_bridge.bridge_standby import session_ids
 from schemas.keys.sealing import load_keyring
 from schemas.settings.settings import Settings
 from tests.broker_processes import BrokerProcess, accepts, wait_until, with_mqtt
-from tests.connectors.gateway.hub_access import add_principal
-from tests.connectors.mqtt_agents.mail_run import MailRun
+from tests.connectors.doors.http_api.hub_access import add_principal
+from tests.connectors.doors.mqtt_bridge.agents.mail_run import MailRun
 from tests.faults.prove import client_faults
 from tests.faults.prove.brokers import Brokers
 from tests.faults.prove.client_faults import ClientFault, ClientFaults

@@ -14,8 +14,8 @@ from connectors.programs.local_stack import free_port
 from schemas.keys.sealing import ensure_keyring, load_keyring
 from schemas.settings.settings import AgentMcpSettings, Settings
 from tests.broker_processes import BrokerProcess, ProgramProcess
-from tests.connectors.gateway.hub_access import GatewayProcess, add_principal
-from tests.connectors.gateway.hub_stack import hub_settings
+from tests.connectors.doors.http_api.hub_access import GatewayProcess, add_principal
+from tests.connectors.doors.http_api.hub_stack import hub_settings
 from tests.faults.prove.comparison import Finding, Line
 from tests.faults.prove.delivery_checks import Outage
 from tests.faults.prove.delivery_load import CONSUMED, LINA, NEEDED, DeliveryLoad, judge_deliveries

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.broker_processes import BrokerProcess
-from tests.connectors.gateway.hub_access import add_principal
-from tests.connectors.gateway.hub_stack import HubStack, hub_settings
+from tests.connectors.doors.http_api.hub_access import add_principal
+from tests.connectors.doors.http_api.hub_stack import HubStack, hub_settings
 from tests.faults.prove import evidence
 from tests.faults.prove.comparison import DUPLICATE, LOST, MISBEHAVED, Finding, Line, Mail
 from tests.faults.prove.crash_points import arm, fired

@@ -18,7 +18,7 @@ from schemas.settings.settings import PROJECT_ROOT
 from schemas.state_store.gateway_store import GatewayStore
 from schemas.state_store.local_store import StoreDamaged
 from schemas.state_store.partition_store import PartitionStore, Position
-from tests.connectors.live.local_stores import place_at
+from tests.connectors.hub.live.local_stores import place_at
 from tests.faults.prove import store_faults
 from tests.faults.prove.crash_points import FOLDER_VARIABLE, arm
 from tests.faults.prove.crashing_tasks import ELSEWHERE, TASKS, settle_partitions

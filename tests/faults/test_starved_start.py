@@ -11,7 +11,7 @@ from connectors.log.ledger_files.ledger_reader import LedgerFilter, LedgerReader
 from connectors.log.publisher import Publisher
 from connectors.programs.local_stack import LocalStack, child_process
 from schemas.keys.sealing import load_keyring
-from tests.connectors.local_stack.conftest import settings_in
+from tests.connectors.programs.local_stack.conftest import settings_in
 from tests.registered_jobs import register_job
 from tests.starved import a_tenth_of_the_processor
 

@@ -18,7 +18,7 @@ from connectors.hub.serving.identities import IdempotencyKey, request_uuid
 from connectors.hub.serving.strict_request import StrictRequest
 from connectors.plumbing.mqtt_link.payloads import encode_presence, encode_receipt, read_presence
 from schemas.settings.settings import MqttSettings
-from tests.connectors.gateway_client.test_gateway_client import parsed
+from tests.connectors.plumbing.gateway_client.test_gateway_client import parsed
 from tests.fuzz.fuzzing import awaited, fuzzed, mutated, mutated_json, mutated_text
 from tests.schemas.job_records import signed
 from trunkline_agent.errors import TrunklineError

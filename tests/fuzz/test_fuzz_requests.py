@@ -38,7 +38,7 @@ from connectors.hub.serving.strict_request import HostNames
 from schemas.streams.agents.participants import AgentKeyRow
 from schemas.streams.mailboxes.mailbox_bodies import MailboxLease
 from schemas.streams.mailboxes.message import verified_message
-from tests.connectors.agent_mcp.folded_hub import FoldedHub
+from tests.connectors.doors.mcp_tools.folded_hub import FoldedHub
 from tests.fuzz.fuzzing import awaited, changed_documents, fuzzed, mutated, mutated_json, mutated_text
 from trunkline_agent.mcp import signing as agent_signing
 from trunkline_agent.wire.public_keys import key_id_of

@@ -38,7 +38,7 @@ from schemas.tables.delta_files import dataset_of
 from schemas.tables.ledger import LEDGER
 from schemas.tables.ledger_arrow import ledger_batch
 from schemas.wire.partitions import Position
-from tests.connectors.live.local_stores import loaded_state
+from tests.connectors.hub.live.local_stores import loaded_state
 from tests.mixed_tables import JOB, MixedTables, mixed_tables
 from tests.notebook_run import run_here
 from trunkline_agent.wire.verdicts import REJECTED

@@ -34,7 +34,7 @@ from schemas.streams.kinds import STREAM_ENTRIES, VIEW_TABLES, VIEWS
 from schemas.streams.mailboxes.message import MAILBOX_VIEW, MESSAGE_BODIES, MESSAGE_POSTED, MessageRow
 from schemas.tables.delta_files import TableRows, dataset_of
 from schemas.tables.ledger import LEDGER
-from tests.connectors.live.local_stores import loaded_state
+from tests.connectors.hub.live.local_stores import loaded_state
 from tests.mixed_tables import FIRST_MOMENT_US, MixedTables, message, read
 from tests.test_architecture import PACKAGES, nodes_of, python_files
 from trunkline_agent.wire.verdicts import ACCEPTED, REJECTED

@@ -17,7 +17,7 @@ from jobs.build_views import catch_up
 from jobs.settling.log_checks import StartRefused
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
-from tests.connectors.log_rebuild.test_log_rebuild import made_anew, rebuild
+from tests.connectors.tools.log_rebuild.test_log_rebuild import made_anew, rebuild
 from tests.jobs.conftest import Rows
 from tests.jobs.test_lost_state import each_once
 from tests.jobs.topic_load import append_all, event, registration

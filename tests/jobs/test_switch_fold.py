@@ -29,7 +29,7 @@ from schemas.tables.fold_version import FOLD_PROPERTY, check_fold_version
 from schemas.tables.ledger import LEDGER
 from tests.broker_processes import wait_until
 from tests.connectors.cli.conftest import CommandLine
-from tests.connectors.gateway.hub_access import GatewayProcess, starting
+from tests.connectors.doors.http_api.hub_access import GatewayProcess, starting
 from tests.jobs.conftest import Rows
 from tests.jobs.topic_load import append_all, event, registration
 from tests.programs import run_program

@@ -83,7 +83,7 @@ _SENT: Final = {
     "deliver_after_s": 61,
 }
 _IN_THREAD: Final = {"in_reply_to": "the-message-before", "thread": "the-thread"}
-_BLOB: Final = {"blob": "needs an upload; tests/connectors/gateway/test_hub_blobs.py"}
+_BLOB: Final = {"blob": "needs an upload; tests/connectors/doors/http_api/test_hub_blobs.py"}
 _OTHER_REASON: Final = {"reason": "another-reason"}
 _WHERE: Final = {"host": "the-host", "handle": "process/4711/1"}
 
@@ -247,7 +247,7 @@ SAMPLES: Final[dict[str, Sample]] = {
         _named(Ground.webhook),
         {"url": "https://example.org/the-url", "overlap_s": 4711},
         {"url": "https://example.org/another-url"},
-        {"topic": "the operator's alone, with another name; tests/connectors/gateway/test_hub_webhooks.py"},
+        {"topic": "the operator alone; see tests/connectors/doors/http_api/test_hub_webhooks.py"},
     ),
     "pause_webhook": Sample(
         "Odw",

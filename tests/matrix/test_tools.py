@@ -19,7 +19,7 @@ import pytest
 from connectors.doors.mcp_tools.agents.tool_arguments import ARGUMENTS, ONLY_READS
 from schemas.streams.agents.participants import AgentCalled
 from tests.agent_signatures import signed_headers
-from tests.connectors.agent_mcp.signed_calls import ACCEPT, MCP, call_body
+from tests.connectors.doors.mcp_tools.signed_calls import ACCEPT, MCP, call_body
 from tests.matrix.asking import WAYS, Watched, leaves
 from tests.matrix.bounds import bounds_in_table, bounds_of, wrong_values
 from tests.matrix.ground import Ground, fresh

@@ -10,7 +10,7 @@ import pytest
 
 from tests.broker_processes import BrokerProcess
 from tests.connectors.agent_sdk.agent_runners import AGENTS
-from tests.connectors.gateway.hub_stack import HubStack, hub_settings
+from tests.connectors.doors.http_api.hub_stack import HubStack, hub_settings
 from trunkline_agent.credentials import Credentials, HubAccess
 
 

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from tests.connectors.agent_sdk import killed_agent
-from tests.connectors.gateway.hub_stack import MESSAGES, post
+from tests.connectors.doors.http_api.hub_stack import MESSAGES, post
 from tests.programs import required_program
 from tests.source_files import ROOT
 

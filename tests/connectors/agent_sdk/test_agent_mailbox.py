@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tests.broker_processes import wait_until
-from tests.connectors.gateway.hub_stack import post
+from tests.connectors.doors.http_api.hub_stack import post
 from trunkline_agent.credentials import Credentials, HubAccess
 from trunkline_agent.errors import LeaseLost, Refused, UsageError
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.broker_processes import wait_until
-from tests.connectors.gateway.hub_stack import HubStack
+from tests.connectors.doors.http_api.hub_stack import HubStack
 from tests.forked_programs import forked_command
 from tests.programs import start_program
 from trunkline_agent.agent import Agent

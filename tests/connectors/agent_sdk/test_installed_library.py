@@ -15,7 +15,7 @@ import pytest
 from connectors.cli.stack.build_command import build_agent
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.agent_hosts import MINORS, AgentHost, bare, make_host, pythons
-from tests.connectors.gateway.hub_access import GatewayProcess, starting
+from tests.connectors.doors.http_api.hub_access import GatewayProcess, starting
 from tests.first_agents import first_round_trips
 from tests.network_namespaces import Machine, machine_apart, may_make_namespaces
 from trunkline_agent.errors import UsageError

@@ -19,8 +19,8 @@ from connectors.plumbing.tls_keys.tls_authority import new_authority, new_leaf
 from schemas.keys.sealing import load_keyring
 from schemas.settings.settings import PROJECT_ROOT
 from tests.broker_processes import BrokerProcess
-from tests.connectors.gateway.hub_access import add_principal
-from tests.connectors.mqtt_agents.mail_run import MailRun
+from tests.connectors.doors.http_api.hub_access import add_principal
+from tests.connectors.doors.mqtt_bridge.agents.mail_run import MailRun
 from tests.hostile_broker import HostileBroker, publish
 from tests.own_settings import own_settings
 from tests.programs import required_program, run_program, start_program

@@ -17,8 +17,8 @@ import pytest
 from schemas.keys.sealing import load_keyring
 from schemas.settings.settings import PROJECT_ROOT
 from tests.broker_processes import BrokerProcess, program_environment, wait_until
-from tests.connectors.gateway.hub_access import JOBS
-from tests.connectors.mqtt_agents.mail_run import MailRun
+from tests.connectors.doors.http_api.hub_access import JOBS
+from tests.connectors.doors.mqtt_bridge.agents.mail_run import MailRun
 from tests.own_settings import own_settings
 from trunkline_agent.credentials import Credentials, HubAccess
 from trunkline_agent.errors import EventRejected, NotFound, Refused, UsageError

@@ -14,7 +14,7 @@ from schemas.settings.settings import Settings
 from tests.broker_processes import wait_until
 from tests.connectors.cli.conftest import CommandLine
 from tests.connectors.cli.console_terminal import Terminal
-from tests.connectors.out_of_band.conftest import CommandStack, running_commands
+from tests.connectors.doors.out_of_band.conftest import CommandStack, running_commands
 
 __all__ = ["running_commands"]
 

@@ -12,7 +12,7 @@ from schemas.log_access.event_topic import check_topic
 from schemas.settings.settings import Settings
 from tests.broker_processes import ProgramProcess
 from tests.connectors.cli.conftest import CommandLine
-from tests.connectors.log_rebuild.test_log_rebuild import written_log
+from tests.connectors.tools.log_rebuild.test_log_rebuild import written_log
 from tests.settled_topic import records_in_topic, settle_topic
 
 

@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from connectors.cli.main import COMMANDS
 from schemas.settings.settings import Settings
 from tests.connectors.cli.conftest import CommandLine
-from tests.connectors.out_of_band.conftest import CommandStack, running_commands
-from tests.connectors.out_of_band.sample_handlers import MODULE, NAMESPACE
+from tests.connectors.doors.out_of_band.conftest import CommandStack, running_commands
+from tests.connectors.doors.out_of_band.sample_handlers import MODULE, NAMESPACE
 
 __all__ = ["running_commands"]
 

@@ -34,7 +34,7 @@ from schemas.settings.settings import (
 )
 from schemas.wire.record import OutgoingRecord, read_envelope
 from tests.broker_processes import LOOPBACK, program_environment, wait_until, with_kafka
-from tests.connectors.local_stack.conftest import settings_in
+from tests.connectors.programs.local_stack.conftest import settings_in
 from tests.programs import run_program
 from trunkline_agent.errors import BackboneUnreachable, UsageError
 

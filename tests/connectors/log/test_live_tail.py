@@ -20,7 +20,7 @@ from schemas.log_access.kafka_clients import client_options
 from schemas.settings.settings import KafkaSettings
 from schemas.wire.record import NOT_UTF8, Record
 from tests.broker_processes import wait_until, with_kafka
-from tests.connectors.live.test_live_view import opened
+from tests.connectors.hub.live.test_live_view import opened
 from tests.jobs.topic_load import event
 from tests.raw_records import Raw, any_name, append_raw, begin_transaction
 from trunkline_agent.errors import BackboneUnreachable

@@ -16,7 +16,7 @@ from typing import Final
 
 from connectors.doors.file_bridge.queue_folder import queue_root
 from schemas.settings.settings import PROJECT_ROOT, Settings
-from tests.connectors.xml_pump.pump_stack import document, element
+from tests.connectors.doors.xml_pump.pump_stack import document, element
 from tests.faults.prove.comparison import Reader
 from tests.faults.prove.hub_client import Clock, GaveUp, HubClient, shown, text_of
 from tests.faults.prove.mcp_client import McpClient

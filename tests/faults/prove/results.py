@@ -21,8 +21,8 @@ from tests.faults.prove.schedule import ALL_FAULTS
 # modules of other tests that the faults use.
 _PROGRAMS: Final = (
     *("connectors", "jobs", "schemas", "conf", "requirements.lock"),
-    *("tests/faults", "tests/broker_processes.py", "tests/connectors/gateway/hub_stack.py"),
-    *("tests/connectors/xml_pump/pump_handlers.py", "tests/connectors/xml_pump/pump_stack.py"),
+    *("tests/faults", "tests/broker_processes.py", "tests/connectors/doors/http_api/hub_stack.py"),
+    *("tests/connectors/doors/xml_pump/pump_handlers.py", "tests/connectors/doors/xml_pump/pump_stack.py"),
     *("tests/raw_records.py", "tests/schemas/stream_records.py", "tests/schemas/hub_records.py"),
     *("tests/schemas/job_records.py", "tests/failing_outputs.py", "tests/slow_readers.py"),
 )

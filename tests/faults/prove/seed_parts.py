@@ -39,9 +39,9 @@ from schemas.settings.settings import (
     XmlPumpSettings,
 )
 from tests.broker_processes import LOOPBACK, kafka_at
-from tests.connectors.gateway.hub_stack import write_agent
-from tests.connectors.xml_pump.pump_handlers import FOLDER_VARIABLE as HANDLERS_FOLDER
-from tests.connectors.xml_pump.pump_stack import listener
+from tests.connectors.doors.http_api.hub_stack import write_agent
+from tests.connectors.doors.xml_pump.pump_handlers import FOLDER_VARIABLE as HANDLERS_FOLDER
+from tests.connectors.doors.xml_pump.pump_stack import listener
 from tests.faults.prove.brokers import Brokers
 from tests.faults.prove.crash_points import FOLDER_VARIABLE
 from tests.faults.prove.delivery_notes import ATTEMPTS_MOST

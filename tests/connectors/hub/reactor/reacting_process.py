@@ -1,0 +1,40 @@
+"""A process with a live view and a reactor that kills itself at a step: for the tests of the reactor.
+
+python -m tests.connectors.hub.reactor.reacting_process STEP NUMBER
+
+It dies at the NUMBERth call of STEP, and never with `- 0`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from connectors.hub.live.live_view import LiveView
+from connectors.hub.reactor.reactor import Reactor
+from schemas.keys.sealing import load_keyring
+from schemas.settings.settings import load_settings
+
+
+def main(step: str, number: int) -> None:
+    """Run until killed."""
+    settings = load_settings()
+    calls = 0
+
+    def count(name: str) -> None:
+        nonlocal calls
+        calls += name == step
+        if name == step and calls == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    view = LiveView(settings, load_keyring(settings))
+    view.open()
+    Reactor(settings, view, count).start()
+    Path(os.environ["TRUNKLINE_READY_FILE"]).touch()
+    signal.sigwait({signal.SIGTERM})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
