@@ -17,6 +17,7 @@ from schemas.streams.mailboxes.message_text import note_of_blob, shown_text
 from schemas.wire.record import JSON_CONTENT, OVERSIZE_PREFIX_BYTES, OutgoingRecord, refused_stream
 from trunkline_agent.queue import TOPICS
 from trunkline_agent.queue.message_record import EVERYBODY, NAME_LIMIT, is_name
+from trunkline_agent.wire.agent_message import MESSAGE_FIELDS
 from trunkline_agent.wire.content_id import content_id
 
 DOOR: Final = "file"
@@ -76,8 +77,7 @@ def posting_of(
                 "body": message["body"] if blob is None else note_of_blob(blob.bytes),
                 "content_type": TEXT,
                 "blob": blob,
-                "in_reply_to": message["in_reply_to"],
-                "thread": message.get("thread"),
+                **{one.name: message.get(one.name) for one in MESSAGE_FIELDS},
                 "sent_at": message["ts"],
                 "expires_at": _expires_at(message),
                 "broadcast_id": message["msg_id"] if is_to_everybody(message) else None,
@@ -160,7 +160,8 @@ def line_of(message: Mapping[str, Any], sent_at: str) -> dict[str, Any]:
     if sent is None:
         raise ValueError("not a time")
     end = _expiry(message, sent_at)
-    thread, priority = message.get("thread"), message.get("priority", NORMAL)
+    priority = message.get("priority", NORMAL)
+    carried = {one.name: message[one.name] for one in MESSAGE_FIELDS if message.get(one.name) is not None}
     return {
         "msg_id": message["message_id"],
         "ts": _text(sent),
@@ -168,9 +169,9 @@ def line_of(message: Mapping[str, Any], sent_at: str) -> dict[str, Any]:
         "to": message["to"],
         "topic": topic,
         "body": shown_text(message["body"], message.get("content_type", JSON_CONTENT))[0],
-        "in_reply_to": message.get("in_reply_to"),
+        "in_reply_to": None,
         "ttl_s": None if end is None else max(0.0, (end - sent).total_seconds()),
-        **({} if thread is None else {"thread": thread}),
+        **carried,
         **({} if priority == NORMAL else {"priority": priority}),
     }
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final
 
 import orjson
+from pydantic.alias_generators import to_camel
 
 from connectors.doors.mcp_tools.agents.planned_tools import PlannedTool, StatusTool
 from connectors.doors.mcp_tools.agents.signed_requests import DOOR, IS_EVENT
@@ -28,6 +29,7 @@ from schemas.streams.mailboxes.message import (
 )
 from schemas.streams.mailboxes.message_text import shown_text
 from schemas.wire.record import OutgoingRecord
+from trunkline_agent.wire.agent_message import message_fields_of
 
 _PLACE: Final = {priority: place for place, priority in enumerate(PRIORITIES)}
 # Names and capabilities of an agent, roughly.
@@ -243,10 +245,12 @@ def message_as_json(hub: Hub, row: MessageRow) -> dict[str, Any]:
     """Return a message of a mailbox as JSON.
 
     The fields are `id`, `from`, `to`, `content`, `timestamp` (milliseconds since 1970 UTC), `read` and
-    `priority`, and `inReplyTo`, `thread`, `topic` and `blob` if the message has them.
+    `priority`, and those of `MESSAGE_FIELDS`, `topic` and `blob` if the message has them.
     """
     body = hub.live_view.get(MessageBodyRow, f"{row.realm}/{row.recipient}/{row.message_id}")
-    optional: dict[str, Any] = {"inReplyTo": row.in_reply_to, "thread": row.thread, "topic": row.topic}
+    optional = {to_camel(name): value for name, value in message_fields_of(row).items()}
+    if row.topic is not None:
+        optional["topic"] = row.topic
     if row.blob is not None and body is not None:
         optional["blob"] = {"digest": row.blob, "bytes": body.blob_bytes, "contentType": body.blob_type}
     return {
@@ -257,7 +261,7 @@ def message_as_json(hub: Hub, row: MessageRow) -> dict[str, Any]:
         "timestamp": row.posted_at // 1000,
         "read": is_read(row),
         "priority": row.priority,
-        **{name: value for name, value in optional.items() if value is not None},
+        **optional,
     }
 
 

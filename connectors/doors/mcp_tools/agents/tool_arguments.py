@@ -27,6 +27,7 @@ from schemas.streams.blob.blob_registry import BlobContentType
 from schemas.streams.mailboxes.message import check_times
 from schemas.streams.mailboxes.pending_message import LEASE_MS_MOST
 from schemas.wire.wire_body import Capabilities, Name
+from trunkline_agent.wire.agent_message import DESCRIPTION, MESSAGE_FIELDS
 
 MESSAGES_LIMIT: Final = 1000
 DEFAULT_MESSAGES: Final = 100
@@ -83,7 +84,6 @@ _SPELLED: Final = {
     ),
     "expires_in_s": _Spelled("The message expires so many seconds after this call.", "expiresInSeconds"),
     "idempotency_key": _Spelled(kind=Key, default=None),
-    "in_reply_to": _Spelled("The id of the message that this one answers."),
     "lease": _Spelled(None, "leaseSeconds", _Lease, 60),
     "lease_id": _Spelled("The `leaseId` that came with the messages."),
     "limit": _Spelled("How many at most."),
@@ -93,8 +93,8 @@ _SPELLED: Final = {
     "priority": _Spelled("High ones are read first."),
     "reason": _Spelled("Why, in a few words."),
     "recipient": _Spelled("Whom to write to: an agent, or `operator`.", "targetAgentId", Name),
-    "thread": _Spelled("The id of the conversation."),
     "topic": _Spelled("The topic.", None, Name),
+    **{one.name: _Spelled(one.text) for one in MESSAGE_FIELDS},
 }
 _OLDER: Final = {"delaySeconds": "deliverAfterSeconds", "ttlSeconds": "expiresInSeconds"}
 
@@ -156,7 +156,7 @@ class TimedMessage(ToolArguments):
         return self
 
 
-@_takes(SentMessage, "blob")
+@_takes(SentMessage, "blob", *(one.name for one in DESCRIPTION))
 class _SentMessage(TimedMessage):
     type: ClassVar = _KIND
 
