@@ -29,10 +29,13 @@ COMMAND_S = 120
 LIBRARIES = ("h11", "paho-mqtt")
 _OF_THE_INSTALLER = {"INSTALLER", "REQUESTED", "direct_url.json"}
 _WHO = "import ssl, sys, venv; print(*sys.version_info[:2])"
+AGENT = "from trunkline_agent import Agent"
+# Something that each Python has, and whose import costs about half of the agent's.
+YARDSTICK = "import asyncio"
 _IMPORT_TIMES = """\
 import json, time
 wall, cpu = time.perf_counter(), time.process_time()
-from trunkline_agent import Agent
+{}
 print(json.dumps([(time.perf_counter() - wall) * 1000, (time.process_time() - cpu) * 1000]))
 """
 
@@ -117,11 +120,11 @@ class AgentHost:
             command, cwd=self.folder, env=bare(), capture_output=True, text=True, timeout=COMMAND_S, **options
         )
 
-    def import_ms(self, runs: int = RUNS) -> tuple[float, float]:
-        """The medians of what `from trunkline_agent import Agent` takes: wall and processor time."""
+    def import_ms(self, runs: int = RUNS, code: str = AGENT) -> tuple[float, float]:
+        """The medians of what an import takes, by default that of the agent: wall and processor time."""
         times = []
         for _ in range(runs):
-            done = self.run(_IMPORT_TIMES)
+            done = self.run(_IMPORT_TIMES.format(code))
             assert done.returncode == 0, done.stderr
             times.append(json.loads(done.stdout))
         wall, cpu = zip(*times, strict=True)

@@ -69,16 +69,15 @@ def test_the_package_itself_loads_nothing_and_the_sync_agent_neither_asyncio_nor
 
 @pytest.mark.requirement("AG-07")
 def test_importing_the_agent_costs_little():
-    code = (
-        "import time; began = time.process_time(); from trunkline_agent import Agent; "
-        "print(time.process_time() - began)"
-    )
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "connectors/agent_sdk")}
 
-    def cost():
+    def cost(imported):
+        code = f"import time; began = time.process_time(); {imported}; print(time.process_time() - began)"
         shown = subprocess.run(
             [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
         )
         return float(shown.stdout)
 
-    assert min(cost() for _ in range(3)) < 0.15
+    # In turns, because the speed of a machine halves in slow hours.
+    both = [(cost("from trunkline_agent import Agent"), cost("import asyncio")) for _ in range(3)]
+    assert min(one for one, _ in both) < 4 * min(yardstick for _, yardstick in both)
