@@ -205,7 +205,7 @@ def test_wrong_usage_is_told_with_an_exit_code_and_secrets_are_no_arguments(
         (("run", "--credentials", at_ann, "--", "no-such-program"), 2, "no program"),
         (("run", "--over", "mqtt", "--credentials", at_ann, "--", "true"), 2, "belong to --job"),
         (("receive", "--credentials", at_ann, "--", "true"), 2, "only 'run'"),
-        (("receive", "--wait", "soon"), 2, "expected seconds"),
+        (("receive", "--wait", "soon"), 2, "expected a time such as"),
         ((), 2, "COMMAND"),
     ):
         found = call(*wrong)
