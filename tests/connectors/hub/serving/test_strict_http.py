@@ -329,9 +329,9 @@ def test_a_chunked_body_of_any_length_ends_where_its_client_says(server: Served,
 
 @pytest.mark.parametrize("trailer", [b"", b"X: " + b"1" * 1000 + b"\r\n"], ids=["no trailer", "a trailer"])
 def test_the_limit_between_two_chunks_is_that_of_one_request(server: Served, trailer: bytes) -> None:
-    """Twice the limit, over all requests of one connection."""
+    """Four times the limit, over all requests of one connection."""
     empty = CHUNKED + b"0\r\n" + trailer + b"\r\n"
-    count = 2 * HEAD_BYTES // len(b"0\r\n" + trailer + b"\r\n")
+    count = 4 * HEAD_BYTES // len(b"0\r\n" + trailer + b"\r\n")
     with server.connect() as connection:
         sender = threading.Thread(target=connection.sendall, args=(empty * count + LAST,))
         sender.start()
