@@ -123,7 +123,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "in_reply_to": ("m1", None, "", "a/b"),
     "thread": ("t1", None, 5),
     "deliver_after_s": (None, 3600, 0, -1, "1", True, 1e9),
-    "expires_in_s": (None, 7200, 60, 0, "x"),
+    "expires_in_s": (None, 7200, 1800, 0, "x"),
     "blob": (None, "0" * 64, "x"),
     "no_such_field": (1,),
 }

@@ -34,13 +34,13 @@ LEASE_VALUES: dict[str, tuple[Any, ...]] = {
     "lease_id": ("no-lease", "", None, 5),
     "message_ids": (["$MESSAGE", "$MESSAGE"], ["nobody", "$MESSAGE"], [], ["a b"], None, ["x"] * 1001),
     "reason": ("broken", "x" * 501, "a\u0000b", None),
-    "lease": (1, 300, 300.0, 0, 1.5, 10**9, True, "5", None),
+    "lease": (3600, 300, 300.0, 0, 1.5, 10**9, True, "5", None),
     "no_such_field": (1,),
 }
 BROADCAST_VALUES = {name: values for name, values in VALUES.items() if name != "recipient"}
 QUERIES = (b"", b"", b"?limit=1", b"?limit=0", b"?limit=x", b"?limit=1&limit=2", b"?lease=300", b"?lease=0.5")
 QUERIES += (b"?", b"?limit=1#f", b"?a b", b"?limit=\xff", b"?limit=%31", b"?limit=+1")
-QUERIES += (b"?limit=2&lease=60", b"?wait=0", b"?wait=0.01", b"?nothing=1", b"?wait_reply=0.01", b"?%6cimit=3")
+QUERIES += (b"?limit=2&lease=600", b"?wait=0", b"?wait=0.01", b"?nothing=1", b"?wait_reply=0.01", b"?%6cimit=3")
 
 
 def requests(draw: random.Random, count: int) -> Iterator[tuple[bytes, list[bytes], bytes]]:
@@ -51,7 +51,7 @@ def requests(draw: random.Random, count: int) -> Iterator[tuple[bytes, list[byte
         if method == b"POST" and draw.random() < 0.4:
             path, values = draw.choice((b"/ack", b"/nack", b"/extend")), LEASE_VALUES
             said = {"lease_id": "$LEASE", "message_ids": ["$MESSAGE"]}
-            said |= {"lease": 60} if path == b"/extend" else {}
+            said |= {"lease": 600} if path == b"/extend" else {}
         elif method == b"POST" and draw.random() < 0.2:
             path, said, values = b"/broadcast", {"type": "note"}, BROADCAST_VALUES
         yield changed(draw, method, MESSAGES.encode() + path, said, values, QUERIES)

@@ -50,14 +50,15 @@ CALLS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("nack_message", {"leaseId": "$LEASE", "messageId": "$MESSAGE", "reason": "no"}),
     ("extend_lease", {"leaseId": "$LEASE", "messageIds": ["$MESSAGE", "nobody"]}),
 )
+# No time comes to its end within the tests, because the two ways would see it at different requests.
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "targetAgentId": (NAME, PEER, "operator", "nobody-of-this-name", "", "a b", 7, None, "hub"),
     "message": ("x", "", "☃\u2028\U0001f600", "\x00\x01", "\ud800", 5, None, "y" * 3000, "z" * 70_000),
     "priority": ("low", "high", "urgent", None),
-    "ttlSeconds": (60, 0, -1, "1", 1e9, 0.5),
-    "delaySeconds": (3600, 0, None, 7),
-    "expiresInSeconds": (60, 0, 0.5),
-    "deliverAfterSeconds": (3600, None, 7),
+    "ttlSeconds": (3600, 0, -1, "1", 1e9, 3600.5),
+    "delaySeconds": (3600, 0, None, 7200),
+    "expiresInSeconds": (3600, 0, 3600.5),
+    "deliverAfterSeconds": (3600, None, 7200),
     "inReplyTo": ("m1", "", "a/b"),
     "thread": ("t1", None, 5),
     "blob": (None, "0" * 64, "x"),
@@ -68,7 +69,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "messageIds": ([], ["$MESSAGE", "$MESSAGE"], ["nobody"], ["a b"], None, ["x"] * 1001),
     "messageId": ("nobody", "", None),
     "leaseId": ("no-lease", "", 5),
-    "leaseSeconds": (1, 300, 0, 1.5, True),
+    "leaseSeconds": (3600, 300, 0, 1.5, True),
     "reason": ("broken", "x" * 501, "a\x00b", None),
     "status": ("idle", "working", "stopped", None, 5),
     "capability": ("read", "no-such", "", None),
