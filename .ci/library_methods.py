@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from described_operations import MARK, Described, Field, called, text_of, values
+from described_operations import MARK, Described, Field, called, sent_fields, text_of, values
 from pydantic.alias_generators import to_camel
 from sync_half import formatted
 
 from connectors.hub.engine.operation import Call
+from trunkline_agent.wire.agent_message import MESSAGE_FIELDS
 
 WIDTH: Final = 108
+# The end of the text of an optional field: its meaning when it is null.
+_ABSENT: Final = re.compile(r" Null: .*", re.DOTALL)
 _UNKNOWN: Final = re.compile(r"404 for (.+?)(?:,| and | or answer|\.)", re.DOTALL)
 
 
@@ -56,8 +59,9 @@ def python_values() -> str:
         '"""The values that the methods of agents return, whose fields are those of the hub\'s answers."""',
         "from __future__ import annotations",
         "from dataclasses import dataclass",
-        "from typing import Any, ClassVar",
-        "from trunkline_agent.hub.hub_values import HubValue",
+        "from typing import Any, ClassVar, TypedDict",
+        "from trunkline_agent.hub.hub_values import BlobReference, HubValue",
+        *_python_sent_fields(),
     ]
     for name, (text, fields) in values().items():
         described = [(own, f.text.replace("Null:", "None:")) for own, f in fields]
@@ -75,6 +79,22 @@ def python_values() -> str:
     return formatted(
         text if "Any]" in text or ": Any" in text else text.replace("import Any, ", "import "), "x.py"
     )
+
+
+def _python_sent_fields() -> list[str]:
+    described = [(f.name, f.text.replace("Null:", "None:")) for f in sent_fields()]
+    types = {"blob": "BlobReference | str | None"}
+    return [
+        "",
+        "",
+        "class SentFields(TypedDict, total=False):",
+        '    """The optional fields of a message that is sent.',
+        "",
+        "    Attributes:",
+        *_listed(described, " " * 8),
+        '    """',
+        *(f"    {f.name}: {types.get(f.name) or _python_type(f)}" for f in sent_fields()),
+    ]
 
 
 def python_calls() -> str:
@@ -136,6 +156,12 @@ def python_calls() -> str:
 JS_HEAD: Final = """\
 import { pathOf } from "./hub_client.js";
 
+/** Return the fields that were given: a field without a value is left out. */
+export function given(fields) {
+  const found = Object.entries(fields).filter(([, value]) => value !== undefined && value !== null);
+  return Object.fromEntries(found);
+}
+
 function valueOf(found, fields) {
   return Object.fromEntries(
     Object.entries(fields).map(([own, [name, isMoment]]) => {
@@ -166,7 +192,7 @@ def _js_text(lines: list[str], indent: str) -> list[str]:
 
 def js_calls() -> str:
     """Return the module with the methods of the agent in JavaScript."""
-    lines = [f"// {MARK}", "", JS_HEAD]
+    lines = [f"// {MARK}", "", JS_HEAD, *_js_fields()]
     for name, (_, fields) in values().items():
         lines += [f"const {_constant(name)} = {{"]
         for own, f in fields:
@@ -212,6 +238,28 @@ def js_calls() -> str:
     return "\n".join([*lines, "}", ""])
 
 
+def _js_fields() -> list[str]:
+    sent = [to_camel(f.name) for f in sent_fields()]
+    taken = {"blob": "blob?.digest ?? blob"}
+    shown = [f"    {to_camel(one.name)}: found.{one.name} ?? null," for one in MESSAGE_FIELDS]
+    return [
+        "/** The optional fields of a message that is sent, as the hub names them. */",
+        f"export function sentFields({{ {', '.join(sent)} }}) {{",
+        "  return given({",
+        *(f"    {_pair(f.name, taken.get(f.name) or to_camel(f.name))}," for f in sent_fields()),
+        "  });",
+        "}",
+        "",
+        "/** The fields that a message takes from its sender to its recipients, by their names here. */",
+        "export function messageFields(found) {",
+        "  return {",
+        *shown,
+        "  };",
+        "}",
+        "",
+    ]
+
+
 def _js_arguments(one: Described, arguments: list[Field]) -> tuple[list[str], list[Field]]:
     """Return the names of the positional arguments, and the fields of the options."""
     needed = [f for f in arguments if f in one.path or f.is_needed]
@@ -254,9 +302,22 @@ def _ts_type(field: Field) -> str:
     return f"{found} | null" if field.is_optional else found
 
 
+def _ts_fields() -> list[str]:
+    lines = ["/** The optional fields of a message that is sent. */", "export interface SentFields {"]
+    types = {"blob": "{ digest: string } | string"}
+    for f in sent_fields():
+        shown = types.get(f.name) or _ts_type(f).removesuffix(" | null")
+        lines += [*_js_text(_wrapped(_ABSENT.sub("", f.text), ""), "  "), f"  {to_camel(f.name)}?: {shown};"]
+    lines += ["}", "", "/** The fields that a message takes from its sender to its recipients. */"]
+    lines += ["export interface MessageFields {"]
+    for one in MESSAGE_FIELDS:
+        lines += [*_js_text([one.text], "  "), f"  readonly {to_camel(one.name)}: string | null;"]
+    return [*lines, "}", ""]
+
+
 def ts_types() -> str:
     """Return the types of the methods and values."""
-    lines = [f"// {MARK}", ""]
+    lines = [f"// {MARK}", "", *_ts_fields()]
     for name, (text, fields) in values().items():
         lines += [*_js_text([text], ""), f"export interface {name} {{"]
         for own, f in fields:

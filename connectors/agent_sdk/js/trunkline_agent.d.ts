@@ -1,7 +1,7 @@
 /// <reference types="node" />
 // The types of trunkline-agent. README.md describes each name.
 
-import type { Operations, Schedule } from "./lib/operations.js";
+import type { MessageFields, Operations, Schedule, SentFields } from "./lib/operations.js";
 export type * from "./lib/operations.js";
 
 /** Any JSON. A bigint is an integer; a number is one if it is whole and safe, else a float. */
@@ -99,16 +99,7 @@ export interface Signalled {
   signal?: AbortSignal;
 }
 
-export interface SendOptions extends Signalled {
-  priority?: Priority;
-  /** Time from its posting until the message expires. */
-  expiresInS?: number;
-  /** Time from its posting until the recipient gets the message. */
-  deliverAfterS?: number;
-  thread?: string;
-  inReplyTo?: string;
-  /** An uploaded blob, or its digest. */
-  blob?: StoredBlob | string;
+export interface SendOptions extends Signalled, SentFields {
   /**
    * The idempotency key. Without it, each call is a message of its own; within the handling of a message, the same
    * content of a repeated handling is the same message.
@@ -170,15 +161,13 @@ export interface MessagesOptions extends ReceiveOptions {
 
 export type MessageState = "open" | "handling" | "acknowledged" | "given back" | "lost" | "not leased";
 
-export interface Message {
+export interface Message extends MessageFields {
   readonly id: string;
   readonly timestamp: Date;
   readonly sender: string;
   readonly recipient: string;
   readonly type: string;
   readonly payload: any;
-  readonly inReplyTo: string | null;
-  readonly thread: string | null;
   readonly topic: string | null;
   readonly replayOf: string | null;
   /** How often the message was handed out, from 1. */

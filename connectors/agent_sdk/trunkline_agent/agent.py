@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from trunkline_agent.credentials import Credentials
 from trunkline_agent.errors import TrunklineError
@@ -30,7 +30,7 @@ from trunkline_agent.hub.lease_thread import LeaseThread
 from trunkline_agent.hub.mailbox_plans import Taking
 from trunkline_agent.hub.sync_client import HubClient
 from trunkline_agent.message import Message
-from trunkline_agent.operation_values import Schedule
+from trunkline_agent.operation_values import Schedule, SentFields
 from trunkline_agent.operations import Operations
 
 
@@ -132,13 +132,8 @@ class Agent(Operations):
         type: str,  # noqa: A002
         payload: Any = None,
         *,
-        in_reply_to: str | None = None,
-        thread: str | None = None,
-        priority: str | None = None,
-        expires_in_s: float | None = None,
-        deliver_after_s: float | None = None,
-        blob: BlobReference | str | None = None,
         key: str | None = None,
+        **fields: Unpack[SentFields],
     ) -> Sent:
         """Send a message. Return when the hub has stored it.
 
@@ -146,14 +141,9 @@ class Agent(Operations):
             recipient: The name of the mailbox.
             type: The kind of the message, a word of your choice.
             payload: The content: what JSON has.
-            in_reply_to: The id of the message that this one answers.
-            thread: The id of the conversation.
-            priority: `low`, `normal` or `high`.
-            expires_in_s: After how many seconds the message ends if nobody has taken it.
-            deliver_after_s: After how many seconds the message is in the mailbox.
-            blob: A content that was uploaded, or its digest.
             key: The same key is the same message, which is sent once. None makes one for this call, or within
                 the block of a message one that a repeated handling makes again for the same content.
+            fields: The optional fields of a message: see `SentFields`.
 
         Raises:
             NotFound: There is no such mailbox, or no such blob.
@@ -162,19 +152,7 @@ class Agent(Operations):
             UsageError: A field is not valid.
             BackboneUnreachable: The hub did not answer. The message may have been stored.
         """
-        plan = self._calls.send(
-            recipient,
-            type,
-            payload,
-            key,
-            in_reply_to=in_reply_to,
-            thread=thread,
-            priority=priority,
-            expires_in_s=expires_in_s,
-            deliver_after_s=deliver_after_s,
-            blob=blob,
-        )
-        return self.hub.run(plan)
+        return self.hub.run(self._calls.send(recipient, type, payload, key, **fields))
 
     def ask(
         self,
@@ -183,10 +161,8 @@ class Agent(Operations):
         payload: Any = None,
         *,
         timeout_s: float = 30.0,
-        thread: str | None = None,
-        priority: str | None = None,
-        blob: BlobReference | str | None = None,
         key: str | None = None,
+        **fields: Unpack[SentFields],
     ) -> Message:
         """Send a message, wait for the reply to it, and return that. No other message is taken.
 
@@ -195,9 +171,7 @@ class Agent(Operations):
         Raises:
             NoReply: No reply came within `timeout_s` seconds. A later one comes into the mailbox.
         """
-        plan = self._calls.ask(
-            recipient, type, payload, timeout_s, key, thread=thread, priority=priority, blob=blob
-        )
+        plan = self._calls.ask(recipient, type, payload, timeout_s, key, **fields)
         return Message(self, self.hub.run(plan))
 
     def reply(
@@ -206,20 +180,15 @@ class Agent(Operations):
         payload: Any = None,
         type: str = REPLY_TYPE,  # noqa: A002
         *,
-        priority: str | None = None,
-        expires_in_s: float | None = None,
-        blob: BlobReference | str | None = None,
         key: str | None = None,
+        **fields: Unpack[SentFields],
     ) -> Sent:
         """Send an answer to the sender of a message, in the same conversation.
 
         Its key is derived from the message's id. So of the answers that several handlings give, the first one
         is sent. See `send` for the arguments and errors.
         """
-        plan = self._calls.reply(
-            message, payload, type, key, priority=priority, expires_in_s=expires_in_s, blob=blob
-        )
-        return self.hub.run(plan)
+        return self.hub.run(self._calls.reply(message, payload, type, key, **fields))
 
     def publish(
         self,
@@ -227,29 +196,14 @@ class Agent(Operations):
         type: str,  # noqa: A002
         payload: Any = None,
         *,
-        thread: str | None = None,
-        priority: str | None = None,
-        expires_in_s: float | None = None,
-        deliver_after_s: float | None = None,
-        blob: BlobReference | str | None = None,
         key: str | None = None,
+        **fields: Unpack[SentFields],
     ) -> Published:
         """Publish a message to all subscribers of a topic. Return when the hub has stored it.
 
         See `send` for the arguments and errors. Raises NotFound for a topic that never had a subscriber.
         """
-        plan = self._calls.publish(
-            topic,
-            type,
-            payload,
-            key,
-            thread=thread,
-            priority=priority,
-            expires_in_s=expires_in_s,
-            deliver_after_s=deliver_after_s,
-            blob=blob,
-        )
-        return self.hub.run(plan)
+        return self.hub.run(self._calls.publish(topic, type, payload, key, **fields))
 
     def schedule(
         self,

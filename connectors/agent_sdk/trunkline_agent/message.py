@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, Unpack
 
 from trunkline_agent.hub.held_messages import Held
-from trunkline_agent.hub.hub_values import REPLY_TYPE, BlobReference, ReceivedMessage, Sent
+from trunkline_agent.hub.hub_values import REPLY_TYPE, ReceivedMessage, Sent
+from trunkline_agent.operation_values import SentFields
 
 __all__ = ["Message", "MessageOwner", "ReceivedMessage"]
 
@@ -22,10 +23,8 @@ class MessageOwner(Protocol):
         payload: Any = None,
         type: str = REPLY_TYPE,  # noqa: A002
         *,
-        priority: str | None = None,
-        expires_in_s: float | None = None,
-        blob: BlobReference | str | None = None,
         key: str | None = None,
+        **fields: Unpack[SentFields],
     ) -> Sent:
         """Send an answer to the sender of a message."""
 
@@ -59,15 +58,11 @@ class Message(ReceivedMessage):
         payload: Any = None,
         type: str = REPLY_TYPE,  # noqa: A002
         *,
-        priority: str | None = None,
-        expires_in_s: float | None = None,
-        blob: BlobReference | str | None = None,
         key: str | None = None,
+        **fields: Unpack[SentFields],
     ) -> Sent:
         """Send an answer to the sender, in the same conversation. See `Agent.reply`."""
-        return self._agent.reply(
-            self, payload, type, priority=priority, expires_in_s=expires_in_s, blob=blob, key=key
-        )
+        return self._agent.reply(self, payload, type, key=key, **fields)
 
     def blob(self) -> bytes:
         """Fetch the content that the message refers to. See `Agent.blob`."""

@@ -4,9 +4,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypedDict
 
-from trunkline_agent.hub.hub_values import HubValue
+from trunkline_agent.hub.hub_values import BlobReference, HubValue
+
+
+class SentFields(TypedDict, total=False):
+    """The optional fields of a message that is sent.
+
+    Attributes:
+        blob: Digest of a blob that was uploaded before. None: none.
+        deliver_after_s: Time until the message is in the mailbox, in seconds. None: at once.
+        expires_in_s: Time until the message expires, in seconds. None: never.
+        in_reply_to: Id of the message that this one answers. None: none.
+        priority: Messages of a higher priority are handed out first.
+        thread: Id of the conversation. None: none.
+    """
+
+    blob: BlobReference | str | None
+    deliver_after_s: float | None
+    expires_in_s: float | None
+    in_reply_to: str | None
+    priority: str | None
+    thread: str | None
 
 
 @dataclass(frozen=True, slots=True)

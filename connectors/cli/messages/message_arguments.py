@@ -10,6 +10,7 @@ from connectors.cli.shared.arguments import duration, name_of
 from connectors.cli.shared.call import Call
 from connectors.cli.shared.files import STANDARD_INPUT, read_given
 from trunkline_agent.errors import UsageError
+from trunkline_agent.wire.agent_message import CONVERSATION, DESCRIPTION, MessageField, message_fields_of
 from trunkline_agent.wire.durations import duration_s
 from trunkline_agent.wire.strict_json import MalformedJsonError, decode
 
@@ -31,7 +32,20 @@ PRIORITY: Final = argument(
     "--priority", "low, normal (default) or high; high ones are handed out first", choices=PRIORITIES
 )
 WAIT: Final = duration("--wait", "wait up to so long for the first message, e.g. 30s; at most 5m")
+
+
+def _field(one: MessageField) -> Argument:
+    def checked(text: str) -> str:
+        if why := one.fault(text):
+            raise UsageError(f"{one.option}: {why}, found {text!r}")
+        return text
+
+    return argument(one.option, one.short, type=checked, metavar="ID")
+
+
+CONVERSED: Final = tuple(map(_field, CONVERSATION))
 SENT: Final = (
+    *map(_field, DESCRIPTION),
     PRIORITY,
     EXPIRES,
     duration(
@@ -69,9 +83,9 @@ def mailbox_of(text: str) -> tuple[str, str]:
 
 
 def sent_fields(call: Call) -> dict[str, Any]:
-    """Return the options `SENT` of a call as fields of a request to send a message, without those not given."""
+    """Return the options `SENT` and `CONVERSED` of a call as fields of a message, without those not given."""
     given = {"priority": call.priority, "expires_in_s": call.expires_in, "deliver_after_s": call.deliver_after}
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: value for name, value in given.items() if value is not None} | message_fields_of(call)
 
 
 def _mailbox_text(text: str) -> str:

@@ -19,6 +19,7 @@ from connectors.cli.shared.call import Call, Row
 from connectors.cli.shared.notes import Notes, refuse_without_reader
 from trunkline_agent.errors import BackboneUnreachable, UsageError
 from trunkline_agent.terminal_text import escaped
+from trunkline_agent.wire.agent_message import MESSAGE_FIELDS
 
 if TYPE_CHECKING:
     from connectors.plumbing.gateway_client.event_stream import EventStream, ServerEvent
@@ -32,8 +33,7 @@ _EVENT_ID: Final = re.compile(r"[0-9]{1,18}(?:-[0-9]{1,18})*").fullmatch
 _STATE_LIMIT: Final = 100
 # The fields of a message that are shown if it has them, and how they are named.
 _ABOUT: Final = {
-    "in_reply_to": "in reply to",
-    "thread": "thread",
+    **{one.name: one.name.replace("_", " ") for one in MESSAGE_FIELDS},
     "topic": "topic",
     "replay_of": "replay of",
 }

@@ -44,6 +44,7 @@ from typing import Final
 
 from connectors.cli.messages import message_blobs, message_follow, message_leases
 from connectors.cli.messages.message_arguments import (
+    CONVERSED,
     PAYLOAD,
     SENT,
     mailbox_argument,
@@ -54,7 +55,7 @@ from connectors.cli.messages.message_arguments import (
 from connectors.cli.messages.message_blobs import BLOB, blob_of
 from connectors.cli.messages.message_leases import message_text
 from connectors.cli.shared.actions import Actions, argument
-from connectors.cli.shared.arguments import duration, limit, name_of, request_id
+from connectors.cli.shared.arguments import duration, limit, request_id
 from connectors.cli.shared.call import Call, Columns
 from connectors.cli.shared.declared import Shown, add_declared
 from connectors.cli.shared.files import read_given
@@ -70,8 +71,7 @@ ACTIONS: Final = Actions()
 @ACTIONS.add(
     argument("recipient", "an agent, a principal, operator, or hub"),
     *PAYLOAD,
-    argument("--in-reply-to", "the message that this one answers", type=name_of("a message"), metavar="ID"),
-    argument("--thread", "the id of the conversation", type=name_of("a thread"), metavar="ID"),
+    *CONVERSED,
     *SENT,
     BLOB,
     duration("--wait-reply", "wait up to so long for the reply, and take it, e.g. 30s; at most 5m"),
@@ -84,7 +84,7 @@ def _send(call: Call) -> int:
     from connectors.plumbing.gateway_client.gateway_client import path_of
 
     body = {"recipient": call.recipient, "type": call.type, "payload": payload_of(call), **sent_fields(call)}
-    body |= {"in_reply_to": call.in_reply_to, "thread": call.thread, "blob": blob_of(call)}
+    body |= {"blob": blob_of(call)}
     wait_s = call.wait_reply or 0
     wanted = {"wait_reply": wait_s, "reply_lease": message_leases.PRINTED_WITHIN_S} if wait_s else None
     with call.gateway() as gateway, call.named_request("the message was delivered") as name:

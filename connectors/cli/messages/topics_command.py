@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from connectors.cli.messages.message_arguments import PAYLOAD, SENT, payload_of, sent_fields
+from connectors.cli.messages.message_arguments import CONVERSED, PAYLOAD, SENT, payload_of, sent_fields
 from connectors.cli.messages.message_blobs import BLOB, blob_of
 from connectors.cli.shared.actions import Actions, argument
 from connectors.cli.shared.arguments import name_of, request_id
@@ -56,8 +56,7 @@ ACTIONS: Final = Actions()
 @ACTIONS.add(
     _TOPIC,
     *PAYLOAD,
-    argument("--in-reply-to", "the message that this one answers", type=name_of("a message"), metavar="ID"),
-    argument("--thread", "the id of the conversation", type=name_of("a thread"), metavar="ID"),
+    *CONVERSED,
     *SENT,
     BLOB,
     request_id("the same message, not a second one"),
@@ -72,8 +71,6 @@ def _publish(call: Call) -> int:
         possible_effect="the message was published",
         type=call.type,
         payload=payload_of(call),
-        in_reply_to=call.in_reply_to,
-        thread=call.thread,
         blob=blob_of(call),
         **sent_fields(call),
     )

@@ -8,7 +8,7 @@ import { inHandlings, sendKey } from "./handling.js";
 import { HubClient, notAGateway, now, pathOf, PATIENCE_S } from "./hub_client.js";
 import { isName } from "./job_event.js";
 import { checkedWhole, LEASE_S_MOST, Message } from "./message.js";
-import { Operations } from "./operations.js";
+import { given, Operations, sentFields } from "./operations.js";
 
 const REALM = "default";
 const POLL_S = 30;
@@ -276,22 +276,6 @@ export class Agent extends Operations {
 function scheduleOf(shown) {
   const { schedule: name, recipient, kind: type, cron, every_s: everyS, status, next_run_at: nextRunAt, runs } = shown;
   return { name, recipient, type, cron, everyS, status, nextRunAt: nextRunAt && new Date(nextRunAt), runs };
-}
-
-// The fields that were given: a field without a value is left out.
-function given(fields) {
-  return Object.fromEntries(Object.entries(fields).filter(([, value]) => value !== undefined && value !== null));
-}
-
-function sentFields({ expiresInS, deliverAfterS, priority, thread, inReplyTo, blob }) {
-  return given({
-    expires_in_s: expiresInS,
-    deliver_after_s: deliverAfterS,
-    priority,
-    thread,
-    in_reply_to: inReplyTo,
-    blob: blob?.digest ?? blob,
-  });
 }
 
 function digestOf(bytes) {

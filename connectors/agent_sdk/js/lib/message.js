@@ -3,6 +3,7 @@
 import { printable } from "./answer_errors.js";
 import { LeaseLost, Refused, TrunklineError, UsageError } from "./errors.js";
 import { Handling, within } from "./handling.js";
+import { messageFields } from "./operations.js";
 import { typeName } from "./unsafe_text.js";
 
 const OPEN = "open";
@@ -40,8 +41,7 @@ export class Message {
     this.recipient = fields.recipient;
     this.type = fields.type;
     this.payload = fields.payload;
-    this.inReplyTo = fields.in_reply_to ?? null;
-    this.thread = fields.thread ?? null;
+    Object.assign(this, messageFields(fields));
     this.topic = fields.topic ?? null;
     this.replayOf = fields.replay_of ?? null;
     this.attempt = fields.attempt ?? 1;

@@ -2,6 +2,12 @@
 
 import { pathOf } from "./hub_client.js";
 
+/** Return the fields that were given: a field without a value is left out. */
+export function given(fields) {
+  const found = Object.entries(fields).filter(([, value]) => value !== undefined && value !== null);
+  return Object.fromEntries(found);
+}
+
 function valueOf(found, fields) {
   return Object.fromEntries(
     Object.entries(fields).map(([own, [name, isMoment]]) => {
@@ -20,6 +26,26 @@ async function rowsOf(hub, path, { rows, by, query, signal }) {
     found.push(...answer[rows]);
     if (answer[rows].length === 0 || !(answer.left || answer[rows].length === query.limit)) return found;
   }
+}
+
+/** The optional fields of a message that is sent, as the hub names them. */
+export function sentFields({ blob, deliverAfterS, expiresInS, inReplyTo, priority, thread }) {
+  return given({
+    blob: blob?.digest ?? blob,
+    deliver_after_s: deliverAfterS,
+    expires_in_s: expiresInS,
+    in_reply_to: inReplyTo,
+    priority,
+    thread,
+  });
+}
+
+/** The fields that a message takes from its sender to its recipients, by their names here. */
+export function messageFields(found) {
+  return {
+    inReplyTo: found.in_reply_to ?? null,
+    thread: found.thread ?? null,
+  };
 }
 
 const SCHEDULE = {

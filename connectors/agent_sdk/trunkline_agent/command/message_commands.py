@@ -24,6 +24,7 @@ from trunkline_agent.hub.message_plans import ask, envelope
 from trunkline_agent.hub.plans import Retries
 from trunkline_agent.message import Message, ReceivedMessage
 from trunkline_agent.terminal_text import escaped
+from trunkline_agent.wire.agent_message import MESSAGE_FIELDS
 from trunkline_agent.wire.durations import duration_s
 
 _SEND: Final = """\
@@ -83,8 +84,8 @@ def _add_message(found: argparse.ArgumentParser) -> None:
     found.add_argument("type", help="the kind of the message, a word of yours such as ask")
     found.add_argument("payload", nargs="?", help="the content as JSON; - reads standard input")
     found.add_argument("--text", help='the content {"text": TEXT}; - reads standard input')
-    found.add_argument("--thread", metavar="NAME", help="the conversation that it belongs to")
-    found.add_argument("--in-reply-to", metavar="ID", help="the message that it answers")
+    for one in MESSAGE_FIELDS:
+        found.add_argument(one.option, metavar="ID", help=one.short)
     found.add_argument(
         "--expires-in", type=duration_s, metavar="TIME", help="it ends after so long, as 90, 5m or 2h"
     )
@@ -102,8 +103,7 @@ def _message_of(given: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     else:
         payload = None if given.payload is None else json_value(given.payload, "PAYLOAD")
     options = {
-        "thread": given.thread,
-        "in_reply_to": given.in_reply_to,
+        **{one.name: getattr(given, one.name) for one in MESSAGE_FIELDS},
         "expires_in_s": given.expires_in,
         "deliver_after_s": given.deliver_after,
         "priority": given.priority,
@@ -181,8 +181,7 @@ def as_json(message: ReceivedMessage) -> dict[str, Any]:
         "type": message.type,
         "payload": message.payload,
         "topic": message.topic,
-        "thread": message.thread,
-        "in_reply_to": message.in_reply_to,
+        **{one.name: getattr(message, one.name) for one in MESSAGE_FIELDS},
         "attempt": message.attempt,
     }
 

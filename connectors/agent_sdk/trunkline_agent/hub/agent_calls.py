@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from trunkline_agent.credentials import Credentials, HubAccess
 from trunkline_agent.errors import UsageError
@@ -13,6 +13,7 @@ from trunkline_agent.hub.derived_keys import send_key
 from trunkline_agent.hub.held_messages import Extension, Held, HeldMessages
 from trunkline_agent.hub.hub_values import Published, ReceivedMessage, Sent
 from trunkline_agent.hub.plans import Plan, Retries
+from trunkline_agent.operation_values import SentFields
 from trunkline_agent.wire.ids import is_name
 
 HUB: Final = "hub"
@@ -59,8 +60,15 @@ class AgentCalls:
         self.ca_certs = credentials.ca_certs
         self.retries = Retries(patience_s)
 
-    def send(self, recipient: str, type: str, payload: Any, key: str | None, **fields: Any) -> Plan[Sent]:  # noqa: A002
-        """Send a message; `fields` are those of `message_plans.envelope`."""
+    def send(
+        self,
+        recipient: str,
+        type: str,  # noqa: A002
+        payload: Any,
+        key: str | None,
+        **fields: Unpack[SentFields],
+    ) -> Plan[Sent]:
+        """Send a message."""
         body = message_plans.envelope(type, payload, recipient=recipient, **fields)
         return message_plans.send(body, send_key("message", body, key), self.retries)
 
@@ -71,7 +79,7 @@ class AgentCalls:
         payload: Any,
         timeout_s: float,
         key: str | None,
-        **fields: Any,
+        **fields: Unpack[SentFields],
     ) -> Plan[Any]:
         """Send a message and wait for the reply."""
         body = message_plans.envelope(type, payload, recipient=recipient, **fields)
@@ -84,20 +92,23 @@ class AgentCalls:
         payload: Any,
         type: str,  # noqa: A002
         key: str | None,
-        **fields: Any,
+        **fields: Unpack[SentFields],
     ) -> Plan[Sent]:
         """Send an answer to the sender of a message, in its conversation."""
-        body = message_plans.envelope(
-            type,
-            payload,
-            recipient=message.sender,
-            in_reply_to=message.id,
-            thread=message.thread,
-            **fields,
-        )
+        place: SentFields = {"in_reply_to": message.id, "thread": message.thread}
+        if given := place.keys() & fields.keys():
+            raise TypeError(f"an answer has its {min(given)!r} from the message")
+        body = message_plans.envelope(type, payload, recipient=message.sender, **(place | fields))
         return message_plans.reply(message.handling, body, key, self.retries)
 
-    def publish(self, topic: str, type: str, payload: Any, key: str | None, **fields: Any) -> Plan[Published]:  # noqa: A002
+    def publish(
+        self,
+        topic: str,
+        type: str,  # noqa: A002
+        payload: Any,
+        key: str | None,
+        **fields: Unpack[SentFields],
+    ) -> Plan[Published]:
         """Publish a message to a topic."""
         body = message_plans.envelope(type, payload, **fields)
         return message_plans.publish(topic, body, send_key(f"topic/{topic}", body, key), self.retries)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from trunkline_agent.errors import NoReply, Refused, UsageError
 from trunkline_agent.hub.answer_errors import rejection_of
@@ -12,6 +12,7 @@ from trunkline_agent.hub.hub_requests import IDEMPOTENCY_KEY, JSON_CONTENT, enco
 from trunkline_agent.hub.hub_values import BlobReference, Published, Sent, not_a_gateway
 from trunkline_agent.hub.mailbox_plans import MESSAGES, Taken
 from trunkline_agent.hub.plans import Answer, Plan, Request, Retries, exchange
+from trunkline_agent.operation_values import SentFields
 from trunkline_agent.wire.verdicts import DUPLICATE, SEQ_CONFLICT
 
 # Each wait for a reply is one request; proxies end connections that are silent for a minute.
@@ -22,29 +23,21 @@ _VERDICT: Final = "trunkline-verdict"
 def envelope(
     type: str,  # noqa: A002  the word of the API
     payload: Any,
-    *,
     recipient: str | None = None,
-    in_reply_to: str | None = None,
-    thread: str | None = None,
-    priority: str | None = None,
-    expires_in_s: float | None = None,
-    deliver_after_s: float | None = None,
-    blob: BlobReference | str | None = None,
+    **fields: Unpack[SentFields],
 ) -> bytes:
-    """Return the body of a request that sends a message. Raises UsageError for a payload that is no JSON."""
-    fields = {
-        "recipient": recipient,
-        "type": type,
-        "in_reply_to": in_reply_to,
-        "thread": thread,
-        "priority": priority,
-        "expires_in_s": expires_in_s,
-        "deliver_after_s": deliver_after_s,
-        "blob": blob.digest if isinstance(blob, BlobReference) else blob,
-    }
-    body = {name: value for name, value in fields.items() if value is not None}
-    body["payload"] = payload
-    return encoded(body)
+    """Return the body of a request that sends a message.
+
+    Raises UsageError for a payload that is no JSON, and TypeError for an unknown field.
+    """
+    if unknown := fields.keys() - SentFields.__annotations__.keys():
+        raise TypeError(f"a message has no field {min(unknown)!r}")
+    # In one order, because the idempotency key of a repeated handling depends on the body.
+    said = {"recipient": recipient, "type": type, **dict(sorted(fields.items()))}
+    body = {name: value for name, value in said.items() if value is not None}
+    if isinstance(blob := fields.get("blob"), BlobReference):
+        body["blob"] = blob.digest
+    return encoded({**body, "payload": payload})
 
 
 def send(body: bytes, key: SendKey, retries: Retries) -> Plan[Sent]:

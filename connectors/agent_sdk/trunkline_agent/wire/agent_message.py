@@ -41,6 +41,16 @@ class MessageField(NamedTuple):
     name: str
     text: str
 
+    @property
+    def option(self) -> str:
+        """The option of a command line, such as `--in-reply-to`."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def short(self) -> str:
+        """The text as a part of a sentence, for a command line's help."""
+        return self.text[:1].lower() + self.text[1:].rstrip(".")
+
     def fault(self, value: object) -> str | None:
         """Return why a value is not valid, or `None` if it is. `None` is no value."""
         return None if value is None or _is_name(value) else "expected a name"
