@@ -4,7 +4,7 @@
     .venv/bin/python .ci/client_side.py [--check]
 
 - `connectors/cli/shared/declared_requests.py`: the requests of the actions that `COMMAND` names,
-- `operation_values.py` and `async_operations.py` of the library: the methods that `CALL` names, and values,
+- `hub/operation_values.py` and `async_operations.py` of the library: the methods that `CALL` names, and values,
 - `operations.js` and `operations.d.ts` of the library for JavaScript: the same,
 - the sync half of the library, from its async half (`sync_half.py`).
 
@@ -104,7 +104,7 @@ def main() -> int:
     is_check = parser.parse_args().check
     files = {
         ROOT / "connectors" / "cli" / "shared" / "declared_requests.py": cli_requests,
-        LIBRARY / "operation_values.py": python_values,
+        LIBRARY / "hub" / "operation_values.py": python_values,
         LIBRARY / "async_operations.py": python_calls,
         SDK / "js" / "lib" / "operations.js": js_calls,
         SDK / "js" / "lib" / "operations.d.ts": ts_types,

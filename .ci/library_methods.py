@@ -10,7 +10,7 @@ from pydantic.alias_generators import to_camel
 from sync_half import formatted
 
 from connectors.hub.engine.operation import Call
-from trunkline_agent.wire.agent_message import MESSAGE_FIELDS
+from trunkline_agent.wire.message_fields import MESSAGE_FIELDS
 
 WIDTH: Final = 108
 # The end of the text of an optional field: its meaning when it is null.
@@ -107,7 +107,7 @@ def python_calls() -> str:
         "from trunkline_agent.hub import agent_plans",
         "from trunkline_agent.hub.async_client import AsyncHubClient",
         "from trunkline_agent.hub.hub_requests import path_of, post_json",
-        f"from trunkline_agent.operation_values import {', '.join(values())}",
+        f"from trunkline_agent.hub.operation_values import {', '.join(values())}",
         "",
         "class AsyncOperations:",
         '    """The plain operations of the hub, as methods of `AsyncAgent`."""',

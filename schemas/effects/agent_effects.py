@@ -15,7 +15,7 @@ from schemas.streams.agents.mqtt_agents import AGENT_CONFIRMED, AGENT_SAID, body
 from schemas.streams.mailboxes.mailbox_bodies import LIMIT_MOST, MailboxClaim
 from schemas.streams.mailboxes.message import DEFAULT_REALM, MessageRow, milliseconds_of, verified_message
 from schemas.wire.record import OutgoingRecord
-from trunkline_agent.wire.agent_message import MESSAGE_FIELDS
+from trunkline_agent.wire.message_fields import MESSAGE_FIELDS
 from trunkline_agent.wire.verdicts import ACCEPTED, UNKNOWN_RECIPIENT
 
 # The fields that an agent's message has in the mailbox, too.

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from trunkline_agent.broker import Broker
     from trunkline_agent.credentials import Credentials, HubAccess, McpAccess, MqttAccess
     from trunkline_agent.hub.hub_values import BlobReference, Published, Sent
+    from trunkline_agent.hub.operation_values import AgentInfo, Schedule
     from trunkline_agent.jobs.async_delegator import AsyncDelegator
     from trunkline_agent.jobs.async_job import AsyncJob
     from trunkline_agent.jobs.delegator import Delegator
     from trunkline_agent.jobs.delegator_plans import JobUpdate, SubmittedJob, WatchTimeout
     from trunkline_agent.jobs.job import Job
     from trunkline_agent.message import Message
-    from trunkline_agent.operation_values import AgentInfo, Schedule
     from trunkline_agent.wire.receipt import Receipt
 
 __all__ = [
@@ -54,7 +54,7 @@ __all__ = [
 ]
 
 _VALUES: Final = "trunkline_agent.hub.hub_values"
-_OF_OPERATIONS: Final = "trunkline_agent.operation_values"
+_OF_OPERATIONS: Final = "trunkline_agent.hub.operation_values"
 _CREDENTIALS: Final = "trunkline_agent.credentials"
 _MODULE_OF: Final = {
     "Agent": "trunkline_agent.agent",

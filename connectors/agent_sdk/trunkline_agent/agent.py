@@ -28,9 +28,9 @@ from trunkline_agent.hub.held_messages import Held, HeldMessages
 from trunkline_agent.hub.hub_values import REPLY_TYPE, BlobReference, Published, Sent
 from trunkline_agent.hub.lease_thread import LeaseThread
 from trunkline_agent.hub.mailbox_plans import Taking
+from trunkline_agent.hub.operation_values import Schedule, SentFields
 from trunkline_agent.hub.sync_client import HubClient
 from trunkline_agent.message import Message
-from trunkline_agent.operation_values import Schedule, SentFields
 from trunkline_agent.operations import Operations
 
 

@@ -31,7 +31,7 @@ from trunkline_agent.hub.held_messages import Held, HeldMessages
 from trunkline_agent.hub.hub_values import REPLY_TYPE, BlobReference, Published, Sent
 from trunkline_agent.hub.lease_task import LeaseTask
 from trunkline_agent.hub.mailbox_plans import Taking
-from trunkline_agent.operation_values import Schedule, SentFields
+from trunkline_agent.hub.operation_values import Schedule, SentFields
 
 
 class AsyncAgent(AsyncOperations):

@@ -7,7 +7,7 @@ from trunkline_agent.hub import agent_plans
 from trunkline_agent.hub.agent_calls import AgentCalls
 from trunkline_agent.hub.async_client import AsyncHubClient
 from trunkline_agent.hub.hub_requests import path_of, post_json
-from trunkline_agent.operation_values import AgentInfo, Schedule
+from trunkline_agent.hub.operation_values import AgentInfo, Schedule
 
 
 class AsyncOperations:

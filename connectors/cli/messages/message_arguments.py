@@ -10,8 +10,9 @@ from connectors.cli.shared.arguments import duration, name_of
 from connectors.cli.shared.call import Call
 from connectors.cli.shared.files import STANDARD_INPUT, read_given
 from trunkline_agent.errors import UsageError
-from trunkline_agent.wire.agent_message import CONVERSATION, DESCRIPTION, MessageField, message_fields_of
 from trunkline_agent.wire.durations import duration_s
+from trunkline_agent.wire.ids import is_name
+from trunkline_agent.wire.message_fields import CONVERSATION, DESCRIPTION, MessageField, message_fields_of
 from trunkline_agent.wire.strict_json import MalformedJsonError, decode
 
 _DEFAULT_REALM: Final = "default"
@@ -36,11 +37,11 @@ WAIT: Final = duration("--wait", "wait up to so long for the first message, e.g.
 
 def _field(one: MessageField) -> Argument:
     def checked(text: str) -> str:
-        if why := one.fault(text):
+        if why := one.fault(text, is_name):
             raise UsageError(f"{one.option}: {why}, found {text!r}")
         return text
 
-    return argument(one.option, one.short, type=checked, metavar="ID")
+    return argument(one.option, one.short, type=checked, metavar=one.metavar)
 
 
 CONVERSED: Final = tuple(map(_field, CONVERSATION))

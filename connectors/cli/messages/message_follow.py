@@ -19,7 +19,7 @@ from connectors.cli.shared.call import Call, Row
 from connectors.cli.shared.notes import Notes, refuse_without_reader
 from trunkline_agent.errors import BackboneUnreachable, UsageError
 from trunkline_agent.terminal_text import escaped
-from trunkline_agent.wire.agent_message import MESSAGE_FIELDS
+from trunkline_agent.wire.message_fields import MESSAGE_FIELDS
 
 if TYPE_CHECKING:
     from connectors.plumbing.gateway_client.event_stream import EventStream, ServerEvent

@@ -62,6 +62,7 @@ from connectors.cli.shared.files import read_given
 from connectors.cli.shared.text_table import age_of
 from trunkline_agent.errors import NotFound, Refused
 from trunkline_agent.terminal_text import escaped
+from trunkline_agent.wire.message_fields import DESCRIPTION
 
 # Written out, because the module of the life cycle is slow to import and help must be quick.
 STATUSES: Final = ("delayed", "unread", "leased", "claimed", "read", "expired", "cleared", "dead")
@@ -156,6 +157,7 @@ _MESSAGE_COLUMNS: Final[Columns] = {
     "AGE": lambda row: age_of(row["posted_at"]),
     "FROM": lambda row: row["sender"] if row["from_verified"] else f"{row['sender']} (not verified)",
     "TYPE": "kind",
+    **{one.label.upper(): one.name for one in DESCRIPTION},
     "PRIORITY": "priority",
     "ATTEMPTS": "attempts",
     "TAKEN BY": "handed_to",

@@ -22,6 +22,7 @@ from schemas.streams.mailboxes.message import (
 )
 from schemas.streams.principal.principals import OPERATOR
 from schemas.streams.webhook.webhook_registry import ACTIVE, PAUSED, WebhookRow, url_parts
+from trunkline_agent.wire.message_fields import DESCRIPTION
 
 BODY_CHARACTERS: Final = 65_536
 WAITING: Final = "waiting"
@@ -182,6 +183,9 @@ class MailboxBoard:
         replays = self._index.replays((row.realm, row.recipient), row.message_id) if row.status == DEAD else []
         return {
             **_MESSAGE.of(row),
+            "described": {
+                one.label: value for one in DESCRIPTION if (value := getattr(row, one.name)) is not None
+            },
             "state": _state(row, now_us),
             "sender_verified": row.from_verified,
             "replayed_as": replays[-1] if replays else None,

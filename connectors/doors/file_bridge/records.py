@@ -17,8 +17,8 @@ from schemas.streams.mailboxes.message_text import note_of_blob, shown_text
 from schemas.wire.record import JSON_CONTENT, OVERSIZE_PREFIX_BYTES, OutgoingRecord, refused_stream
 from trunkline_agent.queue import TOPICS
 from trunkline_agent.queue.message_record import EVERYBODY, NAME_LIMIT, is_name
-from trunkline_agent.wire.agent_message import MESSAGE_FIELDS
 from trunkline_agent.wire.content_id import content_id
+from trunkline_agent.wire.message_fields import MESSAGE_FIELDS
 
 DOOR: Final = "file"
 # Any program that may write the files may write any name into them.

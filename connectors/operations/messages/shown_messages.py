@@ -15,8 +15,8 @@ from schemas.streams.mailboxes.mailbox_entries import MailboxEntries
 from schemas.streams.mailboxes.message import MessageBodyRow, MessageRow
 from schemas.streams.mailboxes.message_text import shown_json
 from schemas.streams.task.task_registry import TaskRow
-from trunkline_agent.wire.agent_message import message_fields_of
 from trunkline_agent.wire.ids import MAILBOX, stream_key
+from trunkline_agent.wire.message_fields import message_fields_of
 from trunkline_agent.wire.moments import iso_moment
 
 

@@ -38,7 +38,7 @@ from connectors.operations.rules.participant_models import ReplayedAnswer
 from connectors.operations.rules.principal_models import MessagesAnswer
 from schemas.streams.mailboxes.message import DEAD, Message, MessageBodyRow, MessageRow
 from schemas.wire.record import OutgoingRecord
-from trunkline_agent.wire.agent_message import MESSAGE_FIELDS
+from trunkline_agent.wire.message_fields import MESSAGE_FIELDS
 from trunkline_agent.wire.moments import has_come
 from trunkline_agent.wire.verdicts import DUPLICATE, ILLEGAL_TRANSITION
 

@@ -26,7 +26,7 @@ from schemas.streams.mailboxes.pending_message import LEASE_MS_MOST
 from schemas.streams.principal.principals import HUB
 from schemas.wire.record import JSON_CONTENT
 from schemas.wire.wire_body import Note, Printable
-from trunkline_agent.wire.agent_message import CONVERSATION, DESCRIPTION, MESSAGE_FIELDS, message_fields_of
+from trunkline_agent.wire.message_fields import CONVERSATION, DESCRIPTION, MESSAGE_FIELDS, message_fields_of
 from trunkline_agent.wire.strict_json import canonical
 
 WAIT_S_MOST = 300

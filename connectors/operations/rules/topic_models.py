@@ -9,7 +9,7 @@ from pydantic import AwareDatetime, Field
 from connectors.hub.serving.models import AnswerBody, ListLimit, NamedThing, QueryFilter, RequestBody
 from connectors.operations.rules.message_models import JsonContent, MessageKind, SentMessage
 from schemas.streams.mailboxes.message import with_message_fields
-from trunkline_agent.wire.agent_message import CONVERSATION
+from trunkline_agent.wire.message_fields import CONVERSATION
 
 
 @with_message_fields(CONVERSATION, NamedThing)

@@ -18,7 +18,7 @@ from paho.mqtt.client import MQTTMessage
 
 from schemas.settings.settings import MqttSettings
 from trunkline_agent.mqtt.mqtt_connection import MqttConnection, Subscription
-from trunkline_agent.wire.agent_message import MESSAGE_FIELDS
+from trunkline_agent.wire.message_fields import MESSAGE_FIELDS
 from trunkline_agent.wire.receipt import AgentReceipt, Receipt
 
 T = TypeVar("T")

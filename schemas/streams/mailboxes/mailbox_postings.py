@@ -12,7 +12,7 @@ from schemas.streams.mailboxes.message import DELAYED, MESSAGE_BODIES, UNREAD, M
 from schemas.streams.mailboxes.message_text import is_long_body
 from schemas.streams.mailboxes.pending_message import PendingMessage
 from schemas.streams.thread.threads import ThreadRow
-from trunkline_agent.wire.agent_message import MESSAGE_FIELDS
+from trunkline_agent.wire.message_fields import MESSAGE_FIELDS
 from trunkline_agent.wire.moments import iso_moment
 from trunkline_agent.wire.verdicts import ILLEGAL_TRANSITION, MAILBOX_FULL, SEQ_CONFLICT, UNAUTHENTICATED_RECORD
 

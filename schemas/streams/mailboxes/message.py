@@ -19,8 +19,8 @@ from schemas.fold.view_rows import Moment, Row
 from schemas.streams.blob.blob_registry import BlobReference
 from schemas.wire.record import Origin, OutgoingRecord
 from schemas.wire.wire_body import Most, Name, Note, UtcTime, WireBody
-from trunkline_agent.wire.agent_message import MESSAGE_FIELDS, MessageField
 from trunkline_agent.wire.durations import DURATION_S_LEAST, DURATION_S_MOST, EXPIRES_FIRST, expires_first
+from trunkline_agent.wire.message_fields import MESSAGE_FIELDS, MessageField
 from trunkline_agent.wire.strict_json import canonical_plain
 
 MESSAGE_POSTED: Final = "message.posted"
@@ -57,6 +57,8 @@ MESSAGE_FINAL: Final = terminal_states(MESSAGE_TRANSITIONS)
 MESSAGE_PENDING: Final = frozenset(MESSAGE_TRANSITIONS) - MESSAGE_FINAL - {DELAYED}
 
 _Model = TypeVar("_Model", bound=BaseModel)
+# As `is_one_line`. Decoded text has no halves of characters.
+_ONE_LINE: Final = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]+$"
 _Moment = Annotated[str, Field(max_length=40)]
 MessageKind = Annotated[str, Field(min_length=1, max_length=128)]
 """A word that the sender of a message chooses."""
@@ -79,6 +81,10 @@ def check_times(deliver_after: float | None, expires_in: float | None) -> None:
         raise ValueError(EXPIRES_FIRST)
 
 
+def _line_of(most: int) -> Any:
+    return Annotated[str, Field(min_length=1, max_length=most, pattern=_ONE_LINE)]
+
+
 def with_message_fields(
     fields: Sequence[MessageField] = MESSAGE_FIELDS, name: Any = Name
 ) -> Callable[[type[_Model]], type[_Model]]:
@@ -90,7 +96,11 @@ def with_message_fields(
     def add(model: type[_Model]) -> type[_Model]:
         about: dict[str, Any] = {"__base__": model, "__doc__": model.__doc__, "__module__": model.__module__}
         added: dict[str, Any] = {
-            one.name: (name | None, Field(None, description=f"{one.text} Null: none.")) for one in fields
+            one.name: (
+                (_line_of(one.most) if one.most else name) | None,
+                Field(None, description=f"{one.text} Null: none."),
+            )
+            for one in fields
         }
         found: type[_Model] = create_model(model.__name__, **about, **added)
         return found

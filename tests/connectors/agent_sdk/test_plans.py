@@ -12,10 +12,10 @@ from trunkline_agent.hub.answer_errors import LAUNCH_FAILED
 from trunkline_agent.hub.derived_keys import HANDLED, Handling, send_key
 from trunkline_agent.hub.held_messages import HeldMessages
 from trunkline_agent.hub.hub_requests import path_of, post_json
+from trunkline_agent.hub.operation_values import Schedule
 from trunkline_agent.hub.plans import Answer, Lost, Pause, Request, Retries, exchange
 from trunkline_agent.hub.server_events import EventParser
 from trunkline_agent.jobs.delegator_plans import submission
-from trunkline_agent.operation_values import Schedule
 
 OK = Answer(200, {}, b"{}")
 POST = Request("POST", "/x")

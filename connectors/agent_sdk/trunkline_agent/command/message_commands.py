@@ -24,8 +24,8 @@ from trunkline_agent.hub.message_plans import ask, envelope
 from trunkline_agent.hub.plans import Retries
 from trunkline_agent.message import Message, ReceivedMessage
 from trunkline_agent.terminal_text import escaped
-from trunkline_agent.wire.agent_message import MESSAGE_FIELDS
 from trunkline_agent.wire.durations import duration_s
+from trunkline_agent.wire.message_fields import MESSAGE_FIELDS
 
 _SEND: Final = """\
 Send a message to another agent, and print its id. The payload is JSON; --text sends {"text": TEXT}.
@@ -85,7 +85,7 @@ def _add_message(found: argparse.ArgumentParser) -> None:
     found.add_argument("payload", nargs="?", help="the content as JSON; - reads standard input")
     found.add_argument("--text", help='the content {"text": TEXT}; - reads standard input')
     for one in MESSAGE_FIELDS:
-        found.add_argument(one.option, metavar="ID", help=one.short)
+        found.add_argument(one.option, metavar=one.metavar, help=one.short)
     found.add_argument(
         "--expires-in", type=duration_s, metavar="TIME", help="it ends after so long, as 90, 5m or 2h"
     )

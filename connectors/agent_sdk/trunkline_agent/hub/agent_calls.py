@@ -12,8 +12,8 @@ from trunkline_agent.hub import mailbox_plans, message_plans
 from trunkline_agent.hub.derived_keys import send_key
 from trunkline_agent.hub.held_messages import Extension, Held, HeldMessages
 from trunkline_agent.hub.hub_values import Published, ReceivedMessage, Sent
+from trunkline_agent.hub.operation_values import SentFields
 from trunkline_agent.hub.plans import Plan, Retries
-from trunkline_agent.operation_values import SentFields
 from trunkline_agent.wire.ids import is_name
 
 HUB: Final = "hub"

@@ -11,8 +11,8 @@ from trunkline_agent.hub.derived_keys import Handling, SendKey
 from trunkline_agent.hub.hub_requests import IDEMPOTENCY_KEY, JSON_CONTENT, encoded, path_of
 from trunkline_agent.hub.hub_values import BlobReference, Published, Sent, not_a_gateway
 from trunkline_agent.hub.mailbox_plans import MESSAGES, Taken
+from trunkline_agent.hub.operation_values import SentFields
 from trunkline_agent.hub.plans import Answer, Plan, Request, Retries, exchange
-from trunkline_agent.operation_values import SentFields
 from trunkline_agent.wire.verdicts import DUPLICATE, SEQ_CONFLICT
 
 # Each wait for a reply is one request; proxies end connections that are silent for a minute.

@@ -48,6 +48,7 @@ from trunkline_agent.outbox.outbox import AgentOutbox, OutboxMessage, content_fa
 from trunkline_agent.wire.agent_message import message_fault, mqtt_user, sign_said
 from trunkline_agent.wire.content_id import content_id
 from trunkline_agent.wire.ids import is_name
+from trunkline_agent.wire.message_fields import unknown_field
 from trunkline_agent.wire.mqtt_password import mqtt_client_id
 from trunkline_agent.wire.receipt import AgentReceipt
 from trunkline_agent.wire.strict_json import canonical
@@ -147,8 +148,7 @@ class MqttAgent:
         priority: str = "normal",
         expires_in_s: float | None = None,
         deliver_after_s: float | None = None,
-        in_reply_to: str | None = None,
-        thread: str | None = None,
+        **fields: str | None,
     ) -> AgentReceipt:
         """Send a message, after earlier ones without a receipt, and wait for its receipt, which is returned.
 
@@ -162,8 +162,7 @@ class MqttAgent:
             priority: `low`, `normal` or `high`, which is handed out first.
             expires_in_s: The time from its posting until the message expires, or None for never.
             deliver_after_s: The time from its posting until the recipient gets it, or None for at once.
-            in_reply_to: The id of the message that this one answers, or None.
-            thread: The id of the conversation, or None.
+            fields: Any of `MESSAGE_FIELDS`, such as `in_reply_to` and `thread`, or None.
 
         Raises:
             UsageError: the message is invalid; nothing was sent.
@@ -173,12 +172,9 @@ class MqttAgent:
                 first at the next call.
             OutboxBusy: another process is sending for this agent.
         """
-        optional = {
-            "in_reply_to": in_reply_to,
-            "thread": thread,
-            "expires_in_s": expires_in_s,
-            "deliver_after_s": deliver_after_s,
-        }
+        if error := unknown_field(fields):
+            raise error
+        optional = {**fields, "expires_in_s": expires_in_s, "deliver_after_s": deliver_after_s}
         message = {
             "schema_version": 1,
             "message_id": message_id or str(uuid.uuid4()),

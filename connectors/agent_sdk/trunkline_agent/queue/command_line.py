@@ -7,7 +7,14 @@ import os
 import sys
 
 from trunkline_agent.queue.message_queue import Queue
-from trunkline_agent.queue.message_record import BODY_LIMIT, PRIORITIES, TOPICS, to_indented, to_line
+from trunkline_agent.queue.message_record import (
+    BODY_LIMIT,
+    FIELDS_IF_GIVEN,
+    PRIORITIES,
+    TOPICS,
+    to_indented,
+    to_line,
+)
 from trunkline_agent.queue.queue_errors import QueueError
 from trunkline_agent.wire.durations import duration_s
 
@@ -86,7 +93,8 @@ def parser() -> argparse.ArgumentParser:
         help="the sender (default: $TRUNKLINE_QUEUE_AGENT_ID or anonymous)",
     )
     option("--reply-to", metavar="MSG_ID", help="the message that this one answers")
-    option("--thread", metavar="ID", help="the conversation that the message belongs to")
+    for one in FIELDS_IF_GIVEN:
+        option(one.option, metavar=one.metavar, help=one.short)
     option(
         "--deliver-after",
         "--deliver-after-s",
@@ -167,15 +175,9 @@ def _run(arguments: Sequence[str] | None) -> int:
     queue = Queue(given.root)
     if given.command == "send":
         body = _body(given.body)
-        about = (
-            given.session,
-            given.sender,
-            given.reply_to,
-            given.thread,
-            given.deliver_after_s,
-            given.priority,
-        )
-        sent = queue.send(given.topic, body, given.to, given.ttl_s, *about)
+        about = (given.session, given.sender, given.reply_to, given.deliver_after_s, given.priority)
+        fields = {one.name: getattr(given, one.name) for one in FIELDS_IF_GIVEN}
+        sent = queue.send(given.topic, body, given.to, given.ttl_s, *about, **fields)
         _print(f"{sent}\n".encode())
     elif given.command == "poll":
         agent_id = queue.agent_id if given.agent_id is None else given.agent_id

@@ -18,6 +18,7 @@ from trunkline_agent.queue.message_record import (
     UTF16_ADVICE,
     blob_file_of,
     check_durations,
+    checked_fields,
     checked_name,
     checked_priority,
     checked_topic,
@@ -116,9 +117,9 @@ class Queue:
         session: str | None = None,
         sender: str | None = None,
         reply_to: str | None = None,
-        thread: str | None = None,
         deliver_after_s: float | None = None,
         priority: str | None = None,
+        **fields: str | None,
     ) -> str:
         """Append a message and return its new id.
 
@@ -130,9 +131,9 @@ class Queue:
             session: The session; None for the variable TRUNKLINE_QUEUE_SESSION, else `default`.
             sender: The sender; None for the variable TRUNKLINE_QUEUE_AGENT_ID, else `anonymous`.
             reply_to: The id of the message that this one answers, or None.
-            thread: The id of the conversation. None leaves the field out of the line.
             deliver_after_s: The same until an agent gets the message, less than `ttl_s`; None for no delay.
             priority: `high`, `normal` or `low`. A poll returns higher ones first. None counts as `normal`.
+            fields: Any of `FIELDS_IF_GIVEN`, such as `thread`. None leaves a field out of the line.
 
         Raises ValueError, QueueError, or QueueDisabledError if the queue is switched off. After a QueueError
         about fsync it is unknown whether the message is kept. After any other error it was not sent.
@@ -148,7 +149,7 @@ class Queue:
             "body": body,
             "in_reply_to": None if reply_to is None else checked_name(reply_to, "the message replied to"),
             "ttl_s": ttl_s,
-            **({} if thread is None else {"thread": checked_name(thread, "the thread")}),
+            **checked_fields(fields),
             **({} if priority is None else {"priority": checked_priority(priority)}),
         }
         where = self._named(session)
@@ -162,13 +163,13 @@ class Queue:
                 self._lock(folder, where)
                 store_delayed(folder, record, time.time() + deliver_after_s)
                 self._step("delayed")
-        fields: dict[str, Any] = {
+        about: dict[str, Any] = {
             "body_bytes": len(text),
             "externalized": side_file is not None,
             "ttl_s": ttl_s,
         }
-        fields |= {} if deliver_after_s is None else {"deliver_after_s": deliver_after_s}
-        self._audit_message("send", where, record, **fields)
+        about |= {} if deliver_after_s is None else {"deliver_after_s": deliver_after_s}
+        self._audit_message("send", where, record, **about)
         return str(record["msg_id"])
 
     def deliver(self, record: dict[str, Any], session: str, parts: Iterable[bytes] | None = None) -> None:

@@ -20,6 +20,7 @@ from trunkline_agent.wire.durations import (
     expires_first,
     is_duration,
 )
+from trunkline_agent.wire.message_fields import MESSAGE_FIELDS, unknown_field
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ PRIORITIES = ("high", "normal", "low")
 BLOB_SUFFIX = ".blob"
 
 _FIELDS = ("msg_id", "ts", "from", "to", "topic", "body", "in_reply_to", "ttl_s")
+# A line has these only if they have a value.
+FIELDS_IF_GIVEN = tuple(one for one in MESSAGE_FIELDS if one.name not in _FIELDS)
 
 # CM-01, as in trunkline_agent.wire.ids; a test compares the two. Without a pattern, because compiling one takes
 # a fifth of the time of a send.
@@ -72,6 +75,22 @@ def checked_name(value: object, what: str) -> str:
         f"{what} {str(value)[:40]!r} is not a name: at most 128 letters, digits, '.', '_' and '-', and "
         "a letter or digit first"
     )
+
+
+def checked_fields(given: Mapping[str, object]) -> dict[str, object]:
+    """Return those of `FIELDS_IF_GIVEN` that have a value.
+
+    Raises TypeError for another field, and ValueError for an invalid value.
+    """
+    if error := unknown_field(given):
+        raise error
+    for one in FIELDS_IF_GIVEN:
+        value, what = given.get(one.name), f"the {one.label.lower()}"
+        if value is not None and not one.most:
+            checked_name(value, what)
+        elif why := one.fault(value, is_name):
+            raise ValueError(f"{what}: {why}, not {str(value)[:40]!r}")
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def checked_topic(value: object) -> str:
@@ -228,8 +247,8 @@ def parse_line(line: bytes | None) -> dict[str, Any] | None:
     """Parse a line of `messages.jsonl` and return its message, or None for an invalid line. It never raises.
 
     A message has these fields: `msg_id`, `ts`, `from`, `to`, `topic`, `body`, `in_reply_to`, `ttl_s`. It also
-    has `thread`, `priority` and `blob` if the line has valid ones. Any other field is ignored, and so are
-    invalid values of these three.
+    has `priority`, `blob` and those of `FIELDS_IF_GIVEN` if the line has valid ones. Any other field is
+    ignored, and so are invalid values of these.
 
     Args:
         line: The line without its newline. None stands for a line that was too long to read, and gives None.
@@ -278,9 +297,10 @@ def _message(found: dict[str, Any]) -> dict[str, Any] | None:
     except ValueError:
         return None
     # Not checked as the others: lines had none of these fields at first, and readers ignored any of that name.
-    thread = found.get("thread")
-    if is_name(thread):
-        message["thread"] = thread
+    for one in FIELDS_IF_GIVEN:
+        value = found.get(one.name)
+        if value is not None and one.fault(value, is_name) is None:
+            message[one.name] = value
     blob = found.get("blob")
     if type(blob) is dict and _is_blob(blob, str(msg_id)):
         message["blob"] = blob

@@ -1,12 +1,9 @@
-"""The fields of an agent's message, and the payloads that it publishes over MQTT (JE-26, DL-30).
-
-`MESSAGE_FIELDS` has those that are the same at every door.
-"""
+"""The payloads that an agent publishes over MQTT (JE-26)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from trunkline_agent.wire.durations import (
     DURATION_S_LEAST,
@@ -16,6 +13,7 @@ from trunkline_agent.wire.durations import (
     is_duration,
 )
 from trunkline_agent.wire.ids import is_name
+from trunkline_agent.wire.message_fields import MESSAGE_FIELDS
 from trunkline_agent.wire.signing import SIGNATURE_FIELD, Signer
 from trunkline_agent.wire.strict_json import INT_MAX, canonical
 
@@ -26,52 +24,6 @@ PRIORITIES: Final = ("low", "normal", "high")
 _USER: Final = "agent."
 _NAMES: Final = ("message_id", "to")
 _DURATIONS: Final = ("expires_in_s", "deliver_after_s")
-
-
-class MessageField(NamedTuple):
-    """An optional field that a message takes from its sender to its recipients, unchanged, at every door.
-
-    It is a name by CM-01, such as an id.
-
-    Attributes:
-        name: Its name in JSON.
-        text: Its meaning, for people.
-    """
-
-    name: str
-    text: str
-
-    @property
-    def option(self) -> str:
-        """The option of a command line, such as `--in-reply-to`."""
-        return "--" + self.name.replace("_", "-")
-
-    @property
-    def short(self) -> str:
-        """The text as a part of a sentence, for a command line's help."""
-        return self.text[:1].lower() + self.text[1:].rstrip(".")
-
-    def fault(self, value: object) -> str | None:
-        """Return why a value is not valid, or `None` if it is. `None` is no value."""
-        return None if value is None or _is_name(value) else "expected a name"
-
-
-CONVERSATION: Final = (
-    MessageField("in_reply_to", "Id of the message that this one answers."),
-    MessageField("thread", "Id of the conversation."),
-)
-"""The fields that put a message into a conversation. For XML they come from the envelope alone."""
-DESCRIPTION: Final[tuple[MessageField, ...]] = ()
-"""The fields that describe a message, wherever it is sent."""
-MESSAGE_FIELDS: Final = (*CONVERSATION, *DESCRIPTION)
-"""All fields, in the order in which documents show them."""
-
-
-def message_fields_of(message: Any) -> dict[str, Any]:
-    """Return the fields of a message that an object has as attributes, and that are not `None`."""
-    return {
-        one.name: value for one in MESSAGE_FIELDS if (value := getattr(message, one.name, None)) is not None
-    }
 
 
 def mqtt_user(agent_name: str) -> str:
@@ -137,7 +89,7 @@ def message_fault(message: dict[str, Any]) -> str | None:
         if get(field) is not None and not is_duration(get(field)):
             return f"{field}: expected {DURATION_S_LEAST} to {DURATION_S_MOST} seconds"
     for one in MESSAGE_FIELDS:
-        if why := one.fault(get(one.name)):
+        if why := one.fault(get(one.name), is_name):
             return f"{one.name}: {why}"
     seq = get("seq")
     if type(seq) is not int or not 1 <= seq <= INT_MAX:

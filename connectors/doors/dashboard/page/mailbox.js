@@ -132,7 +132,7 @@ class MailboxView {
     const message = row.data;
     row.item.dataset.message = shown(message.message_id);
     setText(row.name, `${message.kind} from ${message.sender}`);
-    const parts = [message.priority === "normal" ? null : `${message.priority} priority`, ...kind.parts(message)];
+    const parts = [...Object.values(message.described), message.priority === "normal" ? null : `${message.priority} priority`, ...kind.parts(message)];
     if (message.replay_of) parts.push(`repeats ${message.replay_of}`);
     if (message.replayed_as) parts.push("replayed");
     row.said = parts.filter(Boolean).join(" · ");
@@ -211,6 +211,7 @@ function messageParts(view, found, lease) {
       ["From", [sender, found.sender_verified ? "" : " (not verified)"]],
       ["To", linkTo("mailbox", nameOf(realm, recipient), () => openMailbox(drawer, realm, recipient, open))],
       ["Kind", said(found.kind)],
+      ...Object.entries(found.described).map(([name, value]) => [name, said(value)]),
       ["Priority", found.priority],
       ["Message", said(found.message_id, "mono")],
       ["Posted", `${moment(found.posted_ms)}, ${age(now() - found.posted_ms)} ago`],

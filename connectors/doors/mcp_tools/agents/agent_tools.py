@@ -29,7 +29,7 @@ from schemas.streams.mailboxes.message import (
 )
 from schemas.streams.mailboxes.message_text import shown_text
 from schemas.wire.record import OutgoingRecord
-from trunkline_agent.wire.agent_message import message_fields_of
+from trunkline_agent.wire.message_fields import message_fields_of
 
 _PLACE: Final = {priority: place for place, priority in enumerate(PRIORITIES)}
 # Names and capabilities of an agent, roughly.

@@ -27,7 +27,7 @@ from schemas.streams.blob.blob_registry import BlobContentType
 from schemas.streams.mailboxes.message import check_times
 from schemas.streams.mailboxes.pending_message import LEASE_MS_MOST
 from schemas.wire.wire_body import Capabilities, Name
-from trunkline_agent.wire.agent_message import DESCRIPTION, MESSAGE_FIELDS
+from trunkline_agent.wire.message_fields import DESCRIPTION, MESSAGE_FIELDS
 
 MESSAGES_LIMIT: Final = 1000
 DEFAULT_MESSAGES: Final = 100

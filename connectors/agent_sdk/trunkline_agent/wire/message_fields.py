@@ -1,0 +1,81 @@
+"""The fields that a message takes from its sender to its recipients, the same at every door (DL-30).
+
+A field that is added to `DESCRIPTION` is taken, checked and shown by every door, library and command line.
+"""
+
+from __future__ import annotations
+
+# Nothing that is slow to import: the file queue has to start quickly.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+# DEL and C1, the separators of lines and paragraphs, and halves of characters.
+_NOT_IN_A_LINE = ((127, 159), (0x2028, 0x2029), (0xD800, 0xDFFF))
+
+
+class MessageField:
+    """An optional field of a message: a name by CM-01, such as an id, or one line of text.
+
+    Attributes:
+        name: Its name in JSON.
+        text: Its meaning, for people.
+        most: The most characters of its text. 0: it is a name.
+        metavar: The value of its option, in a command line's help.
+        option: The option of a command line, such as `--in-reply-to`.
+        label: Its name for people.
+        short: Its meaning as a part of a sentence.
+    """
+
+    def __init__(self, name: str, text: str, most: int = 0) -> None:
+        self.name = name
+        self.text = text
+        self.most = most
+        self.metavar = "TEXT" if most else "ID"
+        self.option = "--" + name.replace("_", "-")
+        self.label = name.replace("_", " ").capitalize()
+        self.short = text[:1].lower() + text[1:].rstrip(".")
+
+    def fault(self, value: object, is_name: Callable[[str], bool]) -> str | None:
+        """Return why a value is not valid, or `None` if it is. `None` is no value.
+
+        `is_name` decides whether a text is a name.
+        """
+        if value is None:
+            return None
+        if not self.most:
+            return None if type(value) is str and is_name(value) else "expected a name"
+        is_valid = type(value) is str and 1 <= len(value) <= self.most and is_one_line(value)
+        return None if is_valid else f"expected one line of 1 to {self.most} characters"
+
+
+def is_one_line(text: str) -> bool:
+    """Return whether a text has no line break, no other control character, and no half of a character."""
+    if text.isprintable():
+        return True
+    return not any(one < " " or least <= ord(one) <= most for one in text for least, most in _NOT_IN_A_LINE)
+
+
+CONVERSATION = (
+    MessageField("in_reply_to", "Id of the message that this one answers."),
+    MessageField("thread", "Id of the conversation."),
+)
+"""The fields that put a message into a conversation. For XML they come from the envelope alone."""
+DESCRIPTION: tuple[MessageField, ...] = ()
+"""The fields that describe a message, wherever it is sent."""
+MESSAGE_FIELDS = (*CONVERSATION, *DESCRIPTION)
+"""All fields, in the order in which documents show them."""
+
+
+def message_fields_of(message: Any) -> dict[str, Any]:
+    """Return the fields of a message that an object has as attributes, and that are not `None`."""
+    return {
+        one.name: value for one in MESSAGE_FIELDS if (value := getattr(message, one.name, None)) is not None
+    }
+
+
+def unknown_field(given: Mapping[str, object]) -> TypeError | None:
+    """Return the error for a field that no message has, or `None`."""
+    unknown = given.keys() - {one.name for one in MESSAGE_FIELDS}
+    return TypeError(f"a message has no field {min(unknown)!r}") if unknown else None
