@@ -20,7 +20,7 @@ from schemas.streams.blob.blob_registry import BlobReference
 from schemas.wire.record import Origin, OutgoingRecord
 from schemas.wire.wire_body import Most, Name, Note, UtcTime, WireBody
 from trunkline_agent.wire.durations import DURATION_S_LEAST, DURATION_S_MOST, EXPIRES_FIRST, expires_first
-from trunkline_agent.wire.message_fields import MESSAGE_FIELDS, MessageField
+from trunkline_agent.wire.message_fields import DESCRIPTION, MESSAGE_FIELDS, MessageField
 from trunkline_agent.wire.strict_json import canonical_plain
 
 MESSAGE_POSTED: Final = "message.posted"
@@ -221,6 +221,7 @@ class MessageBodyRow(Row, frozen=True, gc=False):
         return False
 
 
+@with_message_fields(DESCRIPTION)
 class Message(WireBody):
     """Body of `message.posted`: one message for one recipient. `message_id` alone identifies it.
 
