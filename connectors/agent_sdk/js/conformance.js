@@ -207,8 +207,9 @@ function shownSchedule({ everyS: every_s, nextRunAt: next_run_at, ...fields }) {
 }
 
 function shown(message) {
-  const { id, sender, type, payload, attempt, inReplyTo, thread, topic } = message;
-  return { id, sender, type, payload, attempt, in_reply_to: inReplyTo, thread, topic };
+  const texts = Object.entries(message).filter(([, value]) => value === null || typeof value === "string");
+  const named = texts.map(([name, value]) => [name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`), value]);
+  return { ...Object.fromEntries(named), payload: message.payload, attempt: message.attempt };
 }
 
 function described(error) {

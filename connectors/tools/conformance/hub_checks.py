@@ -8,12 +8,13 @@ from connectors.plumbing.gateway_client.gateway_client import GatewayClient, pat
 from connectors.tools.conformance.check import Checks
 from connectors.tools.conformance.http_proxy import Exchange, Fault
 from connectors.tools.conformance.scene import CALL_S, CheckFailed, Scene, expect, expect_error, wait_hit
+from trunkline_agent.wire.message_fields import DESCRIPTION, MESSAGE_FIELDS
 
 CHECKS: Final = Checks()
 SEND: Final = "/api/hub/messages"
 _RETRY_AFTER_S: Final = 2
 _ASK_S: Final = 2.0
-_FIELDS: Final = ("sender", "type", "payload", "attempt", "in_reply_to", "thread", "topic")
+_FIELDS: Final = ("sender", "type", "payload", "attempt", "topic", *(one.name for one in MESSAGE_FIELDS))
 
 
 def drained(hub: GatewayClient, wait_s: float = 0.0, limit: int = 100) -> list[dict[str, Any]]:
@@ -168,8 +169,10 @@ def replies_correlate(scene: Scene) -> None:
     ann, bo = scene.principal(), scene.principal()
     client, kit = scene.agent(ann), scene.hub(bo)
     # The second question is asked while the first one is open.
-    first = posted(kit, ann.name, {"n": 1}, thread="t-1")
+    described = {one.name: f"a {one.name}" for one in DESCRIPTION}
+    first = posted(kit, ann.name, {"n": 1}, thread="t-1", **described)
     one = leased(client)
+    expect({name: one.get(name) for name in described}, described, "the description")
     client.call("reply", CALL_S, message_id=one["id"], type="answer", payload={"n": 10})
     client.call("ack", message_id=one["id"])
     found = drained(kit, 5)

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from trunkline_agent import Agent, Credentials, HubAccess, Message, Sent, errors
 from trunkline_agent.jobs.job import Job
+from trunkline_agent.wire.message_fields import MESSAGE_FIELDS
 from trunkline_agent.wire.signing import SIGNATURE_FIELD, sign_event
 from trunkline_agent.wire.strict_json import MalformedJsonError, canonical, decode
 
@@ -41,7 +42,7 @@ _FEATURES: Final = [
     "job_http",
 ]
 _SHOWN_AGENT: Final = ("name", "status", "task", "capabilities")
-_SHOWN: Final = ("id", "sender", "type", "payload", "attempt", "in_reply_to", "thread", "topic")
+_SHOWN: Final = ("id", "sender", "type", "payload", "attempt", "topic", *(one.name for one in MESSAGE_FIELDS))
 # The kind of an error by its class; a class comes before those that it is below.
 _KINDS: Final[tuple[tuple[type[Exception], str], ...]] = (
     (MalformedJsonError, "malformed"),
