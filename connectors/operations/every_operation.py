@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from connectors.hub.engine.operation import Operation
-from connectors.operations.agents.agent_operations import AGENTS, CONTAINERS
+from connectors.operations.agents.agent_operations import AGENTS, CONTAINERS, PARTICIPANTS
 from connectors.operations.agents.mqtt_agent_operations import MQTT_AGENTS, OF_AGENTS
-from connectors.operations.agents.participant_operations import PARTICIPANTS
 from connectors.operations.messages.lease_operations import AcknowledgeMessages, ExtendLease, GiveBackMessages
 from connectors.operations.messages.message_operations import MarkMessagesRead, SendMessage, TakeMessages
 from connectors.operations.principals.dead_messages import OF_MESSAGES, ReplayMessage

@@ -13,9 +13,8 @@ from connectors.cli.messages.message_arguments import SENT
 from connectors.doors.http_api.pump.xml_routes import XmlSending
 from connectors.doors.mcp_tools.agents.tool_arguments import BroadcastMessage, PublishMessage, SendToAgent
 from connectors.doors.mcp_tools.management.management_tools import SendMessage
-from connectors.operations.rules.message_models import MessageEnvelope
-from connectors.operations.rules.participant_models import BroadcastRequest
-from connectors.operations.rules.topic_models import PublishRequest
+from connectors.operations.rules.agent_models import BroadcastRequest
+from connectors.operations.rules.message_models import MessageEnvelope, PublishRequest
 from schemas.streams.agents.mqtt_agents import AgentSaid
 from trunkline_agent.command import message_commands
 from trunkline_agent.queue import Queue, command_line

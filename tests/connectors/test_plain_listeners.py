@@ -11,7 +11,7 @@ import pytest
 
 from connectors.cli.doctor.findings import FAIL, OK, WARN
 from connectors.cli.doctor.machine import check_plain_listeners
-from connectors.plumbing.gateway_client.gateway_tls import check_listeners, open_plain_listeners
+from connectors.plumbing.gateway_client.gateway_access import check_listeners, open_plain_listeners
 from connectors.plumbing.machine import state_file
 from connectors.programs.local_stack.part import child_environment
 from schemas.settings.setting_types import is_loopback

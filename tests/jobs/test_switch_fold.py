@@ -15,7 +15,7 @@ import orjson
 import pytest
 from deltalake import DeltaTable
 
-from connectors.plumbing.gateway_client.operator_token import ensure_operator_token
+from connectors.plumbing.gateway_client.gateway_access import ensure_operator_token
 from jobs import run_streams
 from jobs.build_views import catch_up
 from jobs.switch_fold import switch

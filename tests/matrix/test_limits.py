@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from connectors.operations.rules.limit_models import LimitsRequest
+from connectors.operations.principals.limit_operations import LimitsRequest
 from tests.matrix.asking import WAYS, Watched, operation
 from tests.matrix.ground import Ground
 from tests.matrix.samples import SAMPLES

@@ -31,8 +31,8 @@ from connectors.cli.doctor.findings import (
     warn,
 )
 from connectors.cli.doctor.parts import check_part
+from connectors.plumbing.gateway_client.gateway_access import explained, trust
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient, attempt, path_of
-from connectors.plumbing.gateway_client.gateway_tls import explained, trust
 from connectors.programs.local_stack.part_plan import GATEWAY
 from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import KafkaSettings, Settings

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from connectors.cli.doctor.findings import Checks, Finding, fail, is_started, ok, private_file, warn
-from connectors.plumbing.gateway_client.gateway_tls import open_plain_listeners
+from connectors.plumbing.gateway_client.gateway_access import open_plain_listeners
 from connectors.plumbing.tls_keys.served_certificates import WARN_DAYS, certificate_ends, days_left
 from connectors.programs.local_stack import control, memory
 from connectors.programs.local_stack.broker_plans import kafka_port, mqtt_port

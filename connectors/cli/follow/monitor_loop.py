@@ -9,8 +9,8 @@ from typing import Any, Final, NamedTuple
 
 from connectors.cli.follow.monitor_views import JsonLines, LiveTable, PlainLines
 from connectors.cli.shared.notes import Notes
+from connectors.plumbing.gateway_client.event_stream import RegistryFollower, RowChange, follow_registries
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient, reachable
-from connectors.plumbing.gateway_client.registry_follower import RegistryFollower, RowChange, follow_registries
 from connectors.programs.processes.session_host import SessionHost
 from connectors.programs.processes.session_registry_client import MENDED, Drift, dead_here, find_drift, mend
 from schemas.settings.settings import Settings

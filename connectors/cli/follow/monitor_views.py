@@ -15,7 +15,7 @@ from rich.text import Text
 
 from connectors.cli.shared.text_table import age_of
 from connectors.log.ledger_files.ledger_lines import iso_time
-from connectors.plumbing.gateway_client.registry_follower import RegistryFollower, RowChange
+from connectors.plumbing.gateway_client.event_stream import RegistryFollower, RowChange
 from connectors.programs.processes.session_registry_client import Drift
 from schemas.streams.job.job_registry import JOB_TERMINAL
 from schemas.streams.session.session_registry import TERMINATED

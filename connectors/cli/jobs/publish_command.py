@@ -28,7 +28,7 @@ from typing import Any
 from connectors.cli.shared.actions import argument, flag
 from connectors.cli.shared.arguments import path
 from connectors.cli.shared.call import Call
-from connectors.plumbing.gateway_client.operator_token import read_token
+from connectors.plumbing.gateway_client.gateway_access import read_token
 from connectors.tools.job_tools.job_files import find_secret, with_job_broker
 from schemas.settings.settings import Settings
 from trunkline_agent.command.command_options import read_secret as read_secret_file

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from connectors.cli.shared.actions import flag
 from connectors.cli.shared.call import Call
-from connectors.plumbing.gateway_client.operator_token import read_token
+from connectors.plumbing.gateway_client.gateway_access import read_token
 from trunkline_agent.errors import NotFound, UsageError
 
 ARGUMENTS = (flag("--no-token", "the bare address; the page asks for a token"),)

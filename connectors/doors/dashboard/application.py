@@ -28,7 +28,7 @@ from connectors.hub.serving.bounded_http import HeadRequests
 from connectors.hub.serving.metrics import AccessLog
 from connectors.hub.serving.served_files import MEDIA_TYPES, PageFile
 from connectors.hub.serving.streaming_answer import SEND_BUFFER_BYTES
-from connectors.plumbing.gateway_client.operator_token import ensure_operator_token
+from connectors.plumbing.gateway_client.gateway_access import ensure_operator_token
 from schemas.settings.setting_types import host_names_of
 
 log = structlog.stdlib.get_logger(__name__)

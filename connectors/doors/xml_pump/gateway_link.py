@@ -20,8 +20,7 @@ import msgspec
 import orjson
 
 from connectors.doors.xml_pump.handlers import ConversationMessage
-from connectors.plumbing.gateway_client.gateway_tls import explained, trust
-from connectors.plumbing.gateway_client.operator_token import read_token
+from connectors.plumbing.gateway_client.gateway_access import explained, read_token, trust
 from connectors.plumbing.network.rates import Backoff
 from connectors.plumbing.xml_payloads.deliveries import LeasedMessage, ListenerInfo, leased_from, listener_from
 from schemas.settings.settings import Settings

@@ -33,7 +33,7 @@ from connectors.hub.serving.identities import Origin
 from connectors.hub.serving.served_files import ByteRange
 from connectors.hub.serving.shares import Places
 from connectors.hub.serving.strict_request import NotRead
-from connectors.operations.rules.message_limits import check_rate
+from connectors.operations.rules.hub_policy import check_rate
 from schemas.streams.blob.blob_registry import STORED, BlobReference, BlobRow, BlobStored
 from schemas.streams.control.organism import ListenerRow
 from schemas.streams.mailboxes.message import MessageBodyRow, MessageRow

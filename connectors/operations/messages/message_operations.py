@@ -38,10 +38,10 @@ from connectors.operations.messages.deliveries import (
     taken_as_json,
     taken_by,
     taking_record,
+    wait_reply,
 )
-from connectors.operations.messages.replies import wait_reply
 from connectors.operations.messages.shown_messages import answer_bytes_of, message_as_json
-from connectors.operations.rules.message_limits import (
+from connectors.operations.rules.hub_policy import (
     check_limits,
     check_message,
     check_room,

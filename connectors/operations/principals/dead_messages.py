@@ -27,15 +27,14 @@ from connectors.operations.messages.message_operations import MESSAGES
 from connectors.operations.messages.shown_messages import answer_bytes_of, blob_of
 from connectors.operations.principals.principal_operations import (
     MAILBOX,
+    MessagesAnswer,
     NamePath,
     RealmPath,
     newest_with_bodies,
 )
-from connectors.operations.rules.hub_models import TaskLimit
-from connectors.operations.rules.message_limits import check_room
+from connectors.operations.rules.agent_models import ReplayedAnswer, TaskLimit
+from connectors.operations.rules.hub_policy import check_room
 from connectors.operations.rules.owners import owner_of_mailbox
-from connectors.operations.rules.participant_models import ReplayedAnswer
-from connectors.operations.rules.principal_models import MessagesAnswer
 from schemas.streams.mailboxes.message import DEAD, Message, MessageBodyRow, MessageRow
 from schemas.wire.record import OutgoingRecord
 from trunkline_agent.wire.message_fields import MESSAGE_FIELDS

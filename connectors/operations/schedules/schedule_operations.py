@@ -1,38 +1,109 @@
-"""The operations that set, remove, list and show schedules, which post messages again and again (DL-23)."""
+"""The operations of schedules (DL-23), which post messages again and again, and their bodies."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 from fastapi import Path
+from pydantic import AfterValidator, AwareDatetime, Field, create_model, model_validator
 
 from connectors.hub.engine.family import Family, LongAnswer, page_by_name
 from connectors.hub.engine.operation import Asked, Call, Value
 from connectors.hub.services.audit_log import why_refused
 from connectors.hub.services.hub import Hub
 from connectors.hub.serving.answers import existing, row_as_json
-from connectors.hub.serving.models import NAMED, NoFields
-from connectors.hub.serving.policy import Action, Caller, needs_owner
-from connectors.operations.rules.hub_policy import evaluate_schedule_count
-from connectors.operations.rules.message_limits import check_message
-from connectors.operations.rules.owners import free_schedule_or_own, owner_of_schedule, setter_of_schedule
-from connectors.operations.rules.schedule_models import (
-    NEXT_RUNS_SHOWN,
-    ScheduleAnswer,
-    ScheduleFilter,
-    ScheduleRequest,
-    SchedulesAnswer,
+from connectors.hub.serving.models import (
+    NAMED,
+    WHOLE,
+    AnswerBody,
+    ListLimit,
+    NamedThing,
+    NoFields,
+    PageFilter,
+    RequestBody,
+    row_answer,
 )
-from schemas.streams.mailboxes.message import milliseconds_of
+from connectors.hub.serving.policy import Action, Caller, needs_owner
+from connectors.operations.rules.hub_policy import check_message, evaluate_schedule_count
+from connectors.operations.rules.message_models import MessageKind
+from connectors.operations.rules.owners import free_schedule_or_own, owner_of_schedule, setter_of_schedule
+from schemas.streams.mailboxes.message import DurationSeconds, Priority, milliseconds_of
 from schemas.streams.schedule.schedule_registry import (
     ACTIVE,
     BODY_CHARACTERS_MOST,
+    SKIP,
+    Cron,
+    EverySeconds,
+    Missed,
     ScheduleRemoved,
     ScheduleRow,
     ScheduleSet,
+    check_one_timing,
 )
 from trunkline_agent.wire.moments import iso_moment
 from trunkline_agent.wire.strict_json import canonical
+
+NEXT_RUNS_SHOWN: Final = 5
+
+
+def _payload_within_limit(payload: Any) -> Any:
+    characters = len(canonical(payload).decode("utf-8"))
+    if characters > BODY_CHARACTERS_MOST:
+        raise ValueError(f"has {characters} characters as text, and may have {BODY_CHARACTERS_MOST}")
+    return payload
+
+
+class ScheduleRequest(RequestBody):
+    """The message that a schedule posts, and the times of its runs: exactly one of `cron` and `every_s`."""
+
+    recipient: NamedThing
+    """Name of the mailbox that gets the messages."""
+    type: MessageKind
+    """Kind of the messages, a word that the sender chooses."""
+    payload: Annotated[Any, AfterValidator(_payload_within_limit)] = Field({})
+    """Content of the messages: any JSON, at most 65,536 characters as text."""
+    cron: Cron | None = None
+    """Minute, hour, day of month, month and day of week of the runs, in UTC. Null: they have an interval."""
+    every_s: Annotated[EverySeconds, WHOLE] | None = None
+    """Time between two runs, in seconds. Null: they have a cron expression."""
+    missed: Missed = SKIP
+    """Runs to post although no gateway ran at their time: none, the latest, or all of them."""
+    priority: Priority = "normal"
+    """Messages of a higher priority are handed out first."""
+    expires_in_s: DurationSeconds | None = None
+    """Time until each message expires, in seconds. Null: never."""
+
+    @model_validator(mode="after")
+    def _one_timing(self) -> Self:
+        check_one_timing(self.cron, self.every_s)
+        return self
+
+
+class ScheduleFilter(PageFilter):
+    """The schedules to list."""
+
+    limit: ListLimit = 100
+    """Largest number of schedules in the answer."""
+
+
+ScheduleAnswer: Final = create_model(
+    "ScheduleAnswer",
+    __base__=row_answer("ScheduleAnswer", ScheduleRow),
+    __doc__="A schedule, and its next five runs.",
+    next_runs=(list[AwareDatetime], Field(description="Times of the next five runs.")),
+)
+
+
+class SchedulesAnswer(AnswerBody):
+    """Active schedules, and how many there are."""
+
+    schedules: list[row_answer("ListedSchedule", ScheduleRow)]  # type: ignore[valid-type]
+    """Schedules, sorted by name."""
+    total: int
+    """Number of all schedules that the caller may see."""
+    left: int
+    """Number of schedules that were asked for and are not in the answer, because it would be too long."""
+
 
 # The document's own example would leave out both ways to name the times of the runs.
 _EXAMPLE: Final = {"recipient": "echo", "type": "ask", "payload": {"text": "hello"}, "cron": "0 9 * * 1-5"}

@@ -14,8 +14,9 @@ from connectors.hub.serving.identities import request_uuid
 from connectors.hub.serving.policy import Action
 from connectors.operations.blobs.blobs import reference_to
 from connectors.operations.messages.message_operations import MESSAGES
-from connectors.operations.rules.hub_policy import broadcast_recipients
-from connectors.operations.rules.message_limits import (
+from connectors.operations.rules.agent_models import BroadcastAnswer, BroadcastRequest
+from connectors.operations.rules.hub_policy import (
+    broadcast_recipients,
     check_message,
     check_rate,
     keep_mailbox,
@@ -24,7 +25,6 @@ from connectors.operations.rules.message_limits import (
     post_to_all,
 )
 from connectors.operations.rules.message_models import AuditAnswer, AuditFilter
-from connectors.operations.rules.participant_models import BroadcastAnswer, BroadcastRequest
 from connectors.operations.topics.topics import Published
 from schemas.streams.agents.participants import PRESENT
 from schemas.streams.blob.blob_registry import BlobReference

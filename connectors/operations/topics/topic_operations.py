@@ -22,7 +22,7 @@ from connectors.hub.serving.models import NAMED
 from connectors.hub.serving.policy import Action, Caller
 from connectors.operations.blobs.blobs import reference_to
 from connectors.operations.rules.hub_policy import evaluate_publication
-from connectors.operations.rules.topic_models import (
+from connectors.operations.rules.message_models import (
     NamesFilter,
     PublishedAnswer,
     PublishRequest,

@@ -14,8 +14,12 @@ import msgspec
 from connectors.hub.services.hub import Hub
 from connectors.hub.serving.answers import ApiError, not_found, too_many
 from connectors.hub.serving.identities import Origin, request_uuid
-from connectors.operations.rules.hub_policy import is_known_recipient, tokens_at_us
-from connectors.operations.rules.message_limits import check_rate, subscription_counted
+from connectors.operations.rules.hub_policy import (
+    check_rate,
+    is_known_recipient,
+    subscription_counted,
+    tokens_at_us,
+)
 from schemas.streams.topic.topic_fold import subscribers_of
 from schemas.streams.topic.topic_registry import (
     SUBSCRIBED,

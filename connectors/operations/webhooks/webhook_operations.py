@@ -1,4 +1,4 @@
-"""The operations that set, pause, remove, test, list and show webhooks (WH-01, WH-04, WH-05)."""
+"""The operations of webhooks and their bodies (WH-01, WH-04, WH-05)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import uuid
 from typing import Annotated, Any, Final
 
 from fastapi import Path
+from pydantic import AwareDatetime, Field, create_model
 
 from connectors.hub.engine.family import ROW_BYTES, Family, LongAnswer, Steps
 from connectors.hub.engine.operation import Answer, Asked
@@ -20,21 +21,23 @@ from connectors.hub.serving.answers import (
     row_as_json,
     too_many,
 )
-from connectors.hub.serving.models import NAMED, NoFields
+from connectors.hub.serving.models import (
+    NAMED,
+    OVERLAP_LIMIT_S,
+    WHOLE,
+    AnswerBody,
+    ListLimit,
+    NamedThing,
+    NoFields,
+    QueryFilter,
+    RequestBody,
+    row_answer,
+)
 from connectors.hub.serving.policy import Action, needs_owner
 from connectors.hub.webhooks.addresses import AddressRefusedError
 from connectors.hub.webhooks.webhook_client import new_webhook_secret
 from connectors.operations.rules.owners import check_name_is_free, owner_of_webhook
 from connectors.operations.webhooks.webhook_calls import TEST_EVENT, cloud_event, target_of
-from connectors.operations.webhooks.webhook_models import (
-    WebhookAnswer,
-    WebhookFilter,
-    WebhookGrantAnswer,
-    WebhookPauseRequest,
-    WebhookRequest,
-    WebhooksAnswer,
-    WebhookTestAnswer,
-)
 from schemas.effects.recipients import has_mailbox, is_listener
 from schemas.effects.subscription_effects import subscription_of
 from schemas.keys.sealing import Keyring, webhook_secret_purpose
@@ -47,10 +50,85 @@ from schemas.streams.webhook.webhook_registry import (
     WebhookResumed,
     WebhookRow,
     WebhookSet,
+    WebhookUrl,
 )
+from schemas.wire.wire_body import Note
 from trunkline_agent.wire.ids import WEBHOOK, stream_key
 from trunkline_agent.wire.moments import iso_moment
 from trunkline_agent.wire.verdicts import SEQ_CONFLICT, UNKNOWN_RECIPIENT
+
+
+class WebhookRequest(RequestBody):
+    """The address of a webhook. With `topic`, the webhook has a mailbox of its own."""
+
+    url: WebhookUrl
+    """Address to call: https, a host, and perhaps port, path and query."""
+    topic: NamedThing | None = None
+    """Topic whose messages are called. Null: those of the mailbox with the webhook's name."""
+    overlap_s: Annotated[int, Field(ge=0, le=OVERLAP_LIMIT_S), WHOLE] = 0
+    """Time for which calls are signed with the previous secret, too, in seconds."""
+
+
+class WebhookPauseRequest(RequestBody):
+    """Why a webhook is paused."""
+
+    reason: Note = ""
+    """Reason, for the owner and the operator."""
+
+
+class WebhookFilter(QueryFilter):
+    """The webhooks to list."""
+
+    limit: ListLimit = 100
+    """Largest number of webhooks in the answer."""
+
+
+# How the calls of this gateway went: the columns of the health, and the messages that wait.
+_HEALTH: Final[dict[str, Any]] = {
+    "pending": (int, Field(description="Number of messages that wait, or are leased.")),
+    "dead": (int, Field(description="Number of dead messages in the mailbox.")),
+    "succeeded": (int, Field(description="Number of successful calls of this gateway.")),
+    "failed": (int, Field(description="Number of failed calls of this gateway.")),
+    "failures_in_a_row": (int, Field(description="Number of failed calls since the last success.")),
+    "last_success_at": (AwareDatetime | None, Field(description="Time of the last success. Null: none.")),
+    "last_failure_at": (AwareDatetime | None, Field(description="Time of the last failure. Null: none.")),
+    "last_failure": (str | None, Field(description="Why the last failed call failed. Null: none has.")),
+}
+WebhookAnswer: Final = create_model(
+    "WebhookAnswer",
+    __base__=row_answer("WebhookRowAnswer", WebhookRow),
+    __doc__="A webhook, and how its calls went at the gateway that answers.",
+    **_HEALTH,
+)
+WebhookGrantAnswer: Final = create_model(
+    "WebhookGrantAnswer",
+    __base__=WebhookAnswer,
+    __doc__="A webhook with its new secret, which no other answer shows.",
+    secret=(str, Field(description="Secret that signs the calls, `whsec_` and base64.")),
+)
+
+
+class WebhooksAnswer(AnswerBody):
+    """Webhooks that are not removed, and how many there are."""
+
+    webhooks: list[WebhookAnswer]  # type: ignore[valid-type]
+    """Webhooks, sorted by name."""
+    total: int
+    """Number of all webhooks that the caller may see."""
+
+
+class WebhookTestAnswer(AnswerBody):
+    """The result of a test call."""
+
+    delivered: bool
+    """True if the address answered with a status of 200 to 299."""
+    status: int | None
+    """HTTP status of the address. Null: it gave none."""
+    why: str | None
+    """Why the call failed. Null: it succeeded."""
+    milliseconds: int
+    """Duration of the call."""
+
 
 _UNKNOWN: Final = "no webhook with this name"
 _EXAMPLE: Final = {"url": "https://agents.example.org/inbox"}

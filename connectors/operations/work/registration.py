@@ -1,26 +1,234 @@
-"""Functions that register a job (JE-10), read its secret for a session (JE-11), and seal its broker (JE-13)."""
+"""The bodies of jobs (JE-10 to JE-13), and functions that register a job and read its secret and its broker."""
 
 from __future__ import annotations
 
 import uuid
 from contextlib import nullcontext
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import orjson
+from pydantic import AwareDatetime, Field, SecretStr, create_model
 
 from connectors.hub.engine.operation import Asked
 from connectors.hub.live.settled_feed import SettledRecord
 from connectors.hub.services.hub import Hub
 from connectors.hub.serving.answers import BUSY, refuse_rejected, unavailable
-from connectors.operations.rules.job_models import BrokerRequest, JobRequest
-from connectors.operations.rules.message_limits import job_counted
+from connectors.hub.serving.models import (
+    DIGEST_PATTERN,
+    OVERLAP_LIMIT_S,
+    WHOLE,
+    AnswerBody,
+    JobId,
+    ListLimit,
+    NamedThing,
+    PageAnswer,
+    QueryFilter,
+    RequestBody,
+    row_answer,
+)
+from connectors.operations.rules.hub_policy import job_counted
 from schemas.keys.sealing import Keyring, UnsealError, broker_password_purpose, job_secret_purpose
 from schemas.streams.job.job_fold import JobGrant, job_grant
-from schemas.streams.job.job_registry import BrokerOverlay, JobRegistration, JobRow
+from schemas.streams.job.job_registry import DESCRIPTION_LIMIT, BrokerOverlay, JobRegistration, JobRow, Notice
+from schemas.wire.wire_body import Note, Printable
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.wire.ids import JOB, stream_key
 from trunkline_agent.wire.signing import new_secret
 from trunkline_agent.wire.verdicts import REJECTED, SEQ_CONFLICT
+
+_Text = Annotated[Printable, Field(min_length=1, max_length=255)]
+_File = Annotated[Printable, Field(min_length=1, max_length=1024)]
+
+
+class BrokerRequest(RequestBody):
+    """The broker settings of one job, which override those of the environment (JE-13)."""
+
+    host: Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[\x21-\x7e]+$")] | None = None
+    """Name or address of the broker."""
+    port: Annotated[int, Field(ge=1, le=65535), WHOLE] | None = None
+    """Port of the broker."""
+    tls: bool | None = None
+    """True if the connection uses TLS."""
+    ca_certs: _File | None = None
+    """File with the certificates of the authorities that are trusted."""
+    certfile: _File | None = None
+    """File with the client's certificate."""
+    keyfile: _File | None = None
+    """File with the client's private key."""
+    username: _Text | None = None
+    """User name at the broker."""
+    password: Annotated[SecretStr, Field(max_length=1024)] | None = None
+    """Password at the broker. It is stored sealed."""
+
+
+class JobRequest(RequestBody):
+    """A job to register."""
+
+    description: Annotated[Printable, Field(max_length=DESCRIPTION_LIMIT)]
+    """Description of the work."""
+    session: NamedThing | None = None
+    """Only session that may pick the job. Null: any session."""
+    broker: BrokerRequest | None = None
+    """MQTT broker of this job. Null: the common broker."""
+    notify: Annotated[list[Notice], Field(max_length=2)] | None = None
+    """Events of which the registering principal gets a message. Null: the end of the job."""
+
+
+class PickRequest(RequestBody):
+    """The session that picks a job, or that a job is assigned to."""
+
+    session: NamedThing
+    """Name of the session."""
+
+
+class CancelRequest(RequestBody):
+    """The reason for cancelling a job."""
+
+    reason: Note = ""
+    """Reason, for people who read the job's history."""
+
+
+class EventAnswer(AnswerBody):
+    """The receipt of a job's event, with the fields of the receipt over MQTT."""
+
+    ce_id: str
+    """Id of the event's record."""
+    seq: int | None
+    """Number of the event within its job."""
+    verdict: Literal["accepted", "duplicate"]
+    """Verdict on the event."""
+    reason: None
+    """Null, because the event was not rejected."""
+    position: list[int]
+    """Partition and offset of the event's record."""
+    status: str | None
+    """State of the job after the event."""
+
+
+class RotationRequest(RequestBody):
+    """A rotation of a job's secret."""
+
+    overlap_s: Annotated[int, Field(ge=0, le=OVERLAP_LIMIT_S), WHOLE] = 3600
+    """How long the present secret stays valid, in seconds."""
+
+
+class JobFilter(QueryFilter):
+    """The jobs to list: those that match every filter, newest first."""
+
+    state: Literal["pending", "running", "completed", "error", "cancelled"] | None = None
+    """State of the jobs. Without it: any."""
+    session: NamedThing | None = None
+    """Session that has the job, or for which a pending job waits. Without it: any."""
+    older_than_s: Annotated[float, Field(ge=0, le=1e10, allow_inf_nan=False)] | None = None
+    """Least age of the jobs since their registration, in seconds."""
+    newer_than_s: Annotated[float, Field(ge=0, le=1e10, allow_inf_nan=False)] | None = None
+    """Greatest age of the jobs since their registration, in seconds."""
+    limit: ListLimit = 100
+    """Largest number of jobs in the answer."""
+
+
+class RegisteredAnswer(AnswerBody):
+    """A registered job. A retry with the same idempotency key gets the same secret; nothing else shows it."""
+
+    job_id: JobId
+    """Id of the job, 8 hex digits."""
+    secret: str
+    """Secret with which the job's events are signed."""
+    position: Annotated[list[int], Field(min_length=2, max_length=2)]
+    """Partition and offset of the record of this change."""
+
+
+class BrokerAnswer(AnswerBody):
+    """The broker of a picked job, with its password in clear. Null: as for the common broker."""
+
+    host: str | None = None
+    """Name or address of the broker."""
+    port: int | None = None
+    """Port of the broker."""
+    tls: bool | None = None
+    """True if the connection uses TLS."""
+    ca_certs: str | None = None
+    """File with the certificates of the authorities that are trusted."""
+    certfile: str | None = None
+    """File with the client's certificate."""
+    keyfile: str | None = None
+    """File with the client's private key."""
+    username: str | None = None
+    """User name at the broker."""
+    password: str | None = None
+    """Password at the broker."""
+
+
+class GrantAnswer(AnswerBody):
+    """A job that a session has picked, with the secret that signs its events."""
+
+    job_id: JobId
+    """Id of the job, 8 hex digits."""
+    description: str
+    """Description of the work."""
+    broker: BrokerAnswer | None
+    """MQTT broker of this job. Null: the common broker."""
+    secret: str
+    """Secret with which the job's events are signed."""
+
+
+class JobChangedAnswer(AnswerBody):
+    """A job that was assigned or cancelled."""
+
+    job_id: JobId
+    """Id of the job, 8 hex digits."""
+    status: str
+    """State of the job after the change."""
+    verdict: str
+    """`accepted`, or `duplicate` if the change had been made before."""
+
+
+class RotatedAnswer(RegisteredAnswer):
+    """The new secret of a job.
+
+    A retry with the same idempotency key repeats it until the next rotation, and the session gets it when it
+    picks the job again.
+    """
+
+    mqtt_user: str
+    """User name for the secret at the MQTT broker of the backbone."""
+    old_secret_ends_at: AwareDatetime
+    """Time until which the previous secret is valid."""
+
+
+JobAnswer: Final = row_answer("JobAnswer", JobRow)
+JobShownAnswer: Final = create_model(
+    "JobShownAnswer",
+    __base__=JobAnswer,
+    __doc__="A job, with its broker settings if it has any.",
+    broker=(BrokerOverlay | None, Field(description="MQTT broker of this job. Null: the common broker.")),
+)
+
+
+class JobsAnswer(AnswerBody):
+    """The newest matching jobs, and the number of all matching jobs."""
+
+    jobs: list[JobAnswer]  # type: ignore[valid-type]
+    """Jobs, newest first."""
+    total: int
+    """Number of all matching jobs."""
+    left: int
+    """Number of jobs that were asked for and are not in the answer, because it would be too long."""
+
+
+class BrokersFilter(QueryFilter):
+    """The place at which the list of brokers goes on."""
+
+    after: Annotated[str, Field(pattern=DIGEST_PATTERN)] | None = None
+    """SHA-256 of the last broker of the previous answer. Without it, the list starts at its first."""
+
+
+class BrokersAnswer(PageAnswer):
+    """The distinct broker settings of jobs that have not ended."""
+
+    brokers: list[str]
+    """Broker settings as canonical JSON, with sealed passwords."""
+
 
 # How many ids are tried. With 100,000 jobs one in 40,000 registrations needs a second id.
 _ATTEMPTS: Final = 8
@@ -62,7 +270,7 @@ async def register(hub: Hub, asked: Asked, wanted: JobRequest) -> tuple[str, str
             job_id=job_id,
             description=wanted.description,
             session=wanted.session,
-            broker=None if wanted.broker is None else sealed_overlay(wanted.broker, keyring),
+            broker=None if wanted.broker is None else _sealed_overlay(wanted.broker, keyring),
             request_id=asked.request_id,
             notify=wanted.notify,
         ).record(**asked.origin)
@@ -93,7 +301,7 @@ def grant_of(hub: Hub, job_id: str) -> JobGrant:
     return grant
 
 
-def sealed_overlay(wanted: BrokerRequest, keyring: Keyring) -> BrokerOverlay:
+def _sealed_overlay(wanted: BrokerRequest, keyring: Keyring) -> BrokerOverlay:
     """Return a job's requested broker in the form that is stored in the log: with its password sealed.
 
     The sealed password can be opened only for the same host, port and user. A request without a password gives

@@ -16,8 +16,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from connectors.plumbing.gateway_client.gateway_tls import explained, trust
-from connectors.plumbing.gateway_client.operator_token import TOKEN_VARIABLE, read_token
+from connectors.plumbing.gateway_client.gateway_access import TOKEN_VARIABLE, explained, read_token, trust
 from schemas.settings.settings import Settings
 from trunkline_agent.credentials import HubAccess
 from trunkline_agent.errors import BackboneUnreachable, TrunklineError, UsageError

@@ -17,9 +17,8 @@ from typing import Final
 import msgspec
 import structlog
 
+from connectors.plumbing.gateway_client.gateway_access import explained, read_token
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient
-from connectors.plumbing.gateway_client.gateway_tls import explained
-from connectors.plumbing.gateway_client.operator_token import read_token
 from connectors.plumbing.network.rates import Backoff
 from schemas.settings.settings import Settings
 from schemas.wire.partitions import Position

@@ -36,8 +36,11 @@ from connectors.hub.services.hub import Hub
 from connectors.hub.serving.connection_budget import SWEEP_S, ConnectionFigures
 from connectors.log.ledger_files.message_export import MessageExporter
 from connectors.operations.webhooks.webhook_calls import WebhookCalls
-from connectors.plumbing.gateway_client.gateway_tls import check_listeners, listener_context
-from connectors.plumbing.gateway_client.operator_token import ensure_operator_token
+from connectors.plumbing.gateway_client.gateway_access import (
+    check_listeners,
+    ensure_operator_token,
+    listener_context,
+)
 from connectors.plumbing.machine.background_service import BackgroundService
 from connectors.plumbing.machine.json_log import configure_json_log
 from connectors.plumbing.network.sockets import ClaimedSocket

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 import psutil
 
 from connectors.doors.file_bridge.queue_folder import queue_root
-from connectors.plumbing.gateway_client.gateway_tls import check_listeners
+from connectors.plumbing.gateway_client.gateway_access import check_listeners
 from connectors.plumbing.mqtt_link.broker_settings import BRIDGE as BRIDGE_ROLE
 from connectors.plumbing.mqtt_link.broker_settings import load_role_passwords, socket_dir
 from connectors.programs.local_stack.java_programs import java_home

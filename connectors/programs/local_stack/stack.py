@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from connectors.hub.launcher.local_processes import stop_all
-from connectors.plumbing.gateway_client.operator_token import ensure_operator_token
+from connectors.plumbing.gateway_client.gateway_access import ensure_operator_token
 from connectors.plumbing.machine import state_file
 from connectors.programs.local_stack import child_process, data_files, memory
 from connectors.programs.local_stack.broker_plans import BROKER_PLANS, accounts_dir

@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from connectors.plumbing.gateway_client.gateway_access import read_token, read_token_file, trust
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient
-from connectors.plumbing.gateway_client.gateway_tls import trust
-from connectors.plumbing.gateway_client.operator_token import read_token, read_token_file
 from connectors.programs.local_stack import LocalStack
 from connectors.programs.local_stack.part_plan import BRIDGE, GATEWAY, KAFKA, MOSQUITTO
 from connectors.tools.demo.stage_stack import own_settings

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, TypeVar
 
+from connectors.plumbing.gateway_client.gateway_access import ensure_operator_token
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
-from connectors.plumbing.gateway_client.operator_token import ensure_operator_token
 from connectors.tools.demo.steps import Actor
 from connectors.tools.samples.hub_agent import FINISH, GREET
 from schemas.fold import life_cycles as states

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from connectors.cli.follow.monitor_loop import DriftWatch, PlainLines
-from connectors.plumbing.gateway_client.event_stream import EventStream
+from connectors.plumbing.gateway_client.event_stream import EventStream, RegistryFollower, follow_registries
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
-from connectors.plumbing.gateway_client.registry_follower import RegistryFollower, follow_registries
 from connectors.programs.processes.session_host import SessionHost
 from connectors.programs.processes.session_registry_client import JOB_WITHOUT_SESSION, Drift
 from schemas.settings.settings import Settings

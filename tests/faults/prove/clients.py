@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from connectors.doors.file_bridge.queue_folder import queue_root
-from connectors.plumbing.gateway_client.operator_token import ensure_operator_token
+from connectors.plumbing.gateway_client.gateway_access import ensure_operator_token
 from schemas.settings.settings import Settings
 from tests.faults.prove import load_messages as messages
 from tests.faults.prove.client_faults import ClientFault, ClientFaults

@@ -22,7 +22,7 @@ import yaml
 
 from connectors.hub.launcher.local_processes import stop_all
 from connectors.log.kafka_topic import ensure_topic
-from connectors.plumbing.gateway_client.operator_token import ensure_operator_token
+from connectors.plumbing.gateway_client.gateway_access import ensure_operator_token
 from connectors.programs.local_stack import Part, child_process, free_port
 from connectors.programs.local_stack.part_plan import BRIDGE, FILES, GATEWAY, STREAMS, XML_PUMP, PartPlan
 from connectors.programs.local_stack.program_plans import READY_FILE

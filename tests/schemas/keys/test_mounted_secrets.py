@@ -36,7 +36,7 @@ READERS = r"""
 import argparse, json, os, sys
 from pathlib import Path
 from connectors.cli.shared.arguments import read_broker
-from connectors.plumbing.gateway_client.operator_token import ensure_operator_token, read_token_file
+from connectors.plumbing.gateway_client.gateway_access import ensure_operator_token, read_token_file
 from connectors.tools.job_tools.job_files import read_private
 from connectors.plumbing.mqtt_link.broker_settings import load_role_passwords
 from connectors.doors.out_of_band.command_keys import load_private_key

@@ -20,7 +20,7 @@ from connectors.doors.http_api.contracts.json_schemas import (
     document,
     record_schema,
 )
-from connectors.operations.rules.principal_models import MailboxMessageAnswer
+from connectors.operations.principals.principal_operations import MailboxMessageAnswer
 from connectors.plumbing.mqtt_link.payloads import INBOX_FIELDS
 from schemas.streams.agents.mqtt_agents import AGENT_CONFIRMED, AGENT_SAID
 from schemas.streams.job.job_registry import JOB_EVENT

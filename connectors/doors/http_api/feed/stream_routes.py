@@ -30,7 +30,7 @@ from connectors.hub.serving.answers import DOOR, not_found, row_as_json
 from connectors.hub.serving.models import ERRORS, QueryFilter
 from connectors.hub.serving.policy import Action
 from connectors.hub.serving.streaming_answer import EVENT_STREAM, LastEventId, Reserve, StreamingAnswer
-from connectors.operations.agents.participant_operations import participant_as_json
+from connectors.operations.agents.agent_operations import participant_as_json
 from connectors.operations.rules.owners import session_of_job
 from connectors.operations.work.job_operations import JOBS, JobPath
 from schemas.streams.agents.participants import ParticipantRow

@@ -13,7 +13,7 @@ from connectors.doors.http_api.pump.pump_models import Done, GivenAnswer
 from connectors.hub.reactor.xml_records import XML_CONTENT
 from connectors.hub.services.conversations import Place, child_thread, thread_of
 from connectors.hub.services.hub import Hub
-from connectors.operations.rules.xml_recipients import recipients_of
+from connectors.operations.rules.hub_policy import recipients_of
 from connectors.plumbing.xml_payloads.huh import HUH_TAG, huh
 from connectors.plumbing.xml_wire.documents import Faulty
 from schemas.streams.mailboxes.mailbox_bodies import ANSWERS_MOST

@@ -27,9 +27,15 @@ from connectors.hub.serving.identities import IdempotencyKey, caller_of, request
 from connectors.hub.serving.models import ERRORS, NamedThing
 from connectors.hub.serving.policy import Action, Caller, decide
 from connectors.hub.serving.strict_request import UNSUPPORTED
-from connectors.operations.rules.message_limits import check_limits, check_room, limited_posting, note_full
+from connectors.operations.rules.hub_policy import (
+    ROUTING,
+    check_limits,
+    check_room,
+    limited_posting,
+    note_full,
+    recipients_of,
+)
 from connectors.operations.rules.message_models import SentMessage
-from connectors.operations.rules.xml_recipients import ROUTING, recipients_of
 from connectors.plumbing.network.rates import TokenBuckets
 from connectors.plumbing.xml_payloads.huh import huh
 from connectors.plumbing.xml_wire.documents import Faulty, XmlLimits, XmlRefused

@@ -21,7 +21,7 @@ from connectors.hub.services.hub import Hub
 from connectors.hub.serving.answers import ApiError, malformed, not_found
 from connectors.hub.serving.identities import Origin
 from connectors.operations.blobs.blobs import Uploads, not_stored, opened_blob, stored_blob, too_large
-from connectors.operations.rules.message_limits import check_rate
+from connectors.operations.rules.hub_policy import check_rate
 from connectors.operations.rules.read_marks import is_shown
 from schemas.streams.blob.blob_registry import BlobReference
 from schemas.streams.mailboxes.message import DEFAULT_REALM, MessageBodyRow, MessageRow

@@ -33,8 +33,8 @@ from connectors.operations.messages.deliveries import (
     take_messages,
     taken_by,
     taking_record,
+    wait_reply,
 )
-from connectors.operations.messages.replies import wait_reply
 from connectors.operations.messages.shown_messages import answer_bytes_of
 from schemas.streams.mailboxes.message import DEFAULT_REALM
 from schemas.wire.record import OutgoingRecord

@@ -13,16 +13,18 @@ from pydantic import BaseModel, Field, create_model, model_validator
 
 from connectors.doors.mcp_tools.agents.mcp_tool import ToolArguments, described_tools, tools_by_name
 from connectors.hub.serving.models import BlobDigest
+from connectors.operations.rules.agent_models import BroadcastRequest
 from connectors.operations.rules.message_models import (
     AckRequest,
     ExtendRequest,
     MessageEnvelope,
     NackRequest,
+    NamesFilter,
+    PublishRequest,
     ReadRequest,
     SentMessage,
+    SubscriptionRequest,
 )
-from connectors.operations.rules.participant_models import BroadcastRequest
-from connectors.operations.rules.topic_models import NamesFilter, PublishRequest, SubscriptionRequest
 from schemas.streams.blob.blob_registry import BlobContentType
 from schemas.streams.mailboxes.message import check_times
 from schemas.streams.mailboxes.pending_message import LEASE_MS_MOST

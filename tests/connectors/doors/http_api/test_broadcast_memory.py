@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from connectors.hub.live.settled_feed import SettledRecord
-from connectors.operations.rules.message_limits import post_to_all
+from connectors.operations.rules.hub_policy import post_to_all
 from schemas.streams.mailboxes.message import verified_message
 from schemas.wire.partitions import Position
 from schemas.wire.record import JSON_CONTENT, OutgoingRecord

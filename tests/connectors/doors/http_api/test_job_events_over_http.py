@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from connectors.plumbing.gateway_client.operator_token import read_token
+from connectors.plumbing.gateway_client.gateway_access import read_token
 from schemas.settings.settings import PROJECT_ROOT
 from tests.broker_processes import wait_until
 from tests.connectors.doors.http_api.hub_access import JOBS, PRINCIPALS, register, settled_log

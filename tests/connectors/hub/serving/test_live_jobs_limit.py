@@ -12,8 +12,7 @@ from connectors.hub.live.settled_feed import SettledRecord
 from connectors.hub.services.principal_limits import LiveJobs
 from connectors.hub.serving.answers import ApiError
 from connectors.hub.serving.policy import Caller
-from connectors.operations.rules.job_models import JobRequest
-from connectors.operations.work.registration import register
+from connectors.operations.work.registration import JobRequest, register
 from schemas.streams.job.job_registry import JobCancellation, JobRow
 from schemas.wire.record import OutgoingRecord
 from tests.connectors.doors.mcp_tools.folded_hub import KEYRING, FoldedHub

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from connectors.plumbing.gateway_client.event_stream import EventStream, ServerEvent
+from connectors.plumbing.gateway_client.gateway_access import read_token
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient
-from connectors.plumbing.gateway_client.operator_token import read_token
 from connectors.programs.local_stack import free_port
 from schemas.settings.settings import GatewaySettings, Settings
 from tests.broker_processes import wait_until

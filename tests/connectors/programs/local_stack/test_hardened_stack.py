@@ -29,8 +29,8 @@ from connectors.doors.file_bridge.queue_folder import queue_root
 from connectors.doors.xml_pump.gateway_link import HttpConnections
 from connectors.hub.launcher.launch_spec import AGENT_TOKEN_VARIABLE
 from connectors.hub.launcher.local_processes import stop_all
+from connectors.plumbing.gateway_client.gateway_access import CA_VARIABLE
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient
-from connectors.plumbing.gateway_client.gateway_tls import CA_VARIABLE
 from connectors.plumbing.tls_keys.tls_files import create
 from connectors.plumbing.xml_wire.posting import post_xml
 from connectors.programs.local_stack import LocalStack, child_process
