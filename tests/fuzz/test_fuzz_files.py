@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from connectors.doors.file_bridge import records
-from connectors.doors.file_bridge.progress import AuditPlace, Progress, read_polls
+from connectors.doors.file_bridge.records import AuditPlace, Progress, read_polls
 from connectors.hub.launcher.launch_spec import AGENT_TOKEN_VARIABLE, LaunchSpec, read_launchers
 from connectors.hub.launcher.local_processes import LocalProcessLauncher
 from connectors.hub.organism.declared_files import DEFINITION_BYTES, read_definitions

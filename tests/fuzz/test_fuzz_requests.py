@@ -15,7 +15,7 @@ from mcp_types import jsonrpc_message_adapter
 from pydantic import ValidationError
 
 from connectors.doors.mcp_tools.agents.agent_keys import AgentKeys
-from connectors.doors.mcp_tools.agents.declared_tools import ARGUMENTS, ONLY_READS
+from connectors.doors.mcp_tools.agents.operation_tools import ARGUMENTS, ONLY_READS
 from connectors.doors.mcp_tools.agents.signed_requests import (
     DOOR,
     PRINCIPAL,
@@ -24,15 +24,15 @@ from connectors.doors.mcp_tools.agents.signed_requests import (
     _decoded,
 )
 from connectors.doors.mcp_tools.agents.tool_arguments import WAITS
-from connectors.doors.out_of_band.command_document import (
+from connectors.doors.out_of_band.signed_commands import (
     AddListener,
+    CommandKey,
     CommandRefused,
     HotReload,
     RemoveListener,
     command_bytes,
     read_command,
 )
-from connectors.doors.out_of_band.command_keys import CommandKey
 from connectors.hub.serving.answers import ApiError
 from connectors.hub.serving.strict_request import HostNames
 from schemas.streams.agents.participants import AgentKeyRow

@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from connectors.doors.out_of_band.command_document import CommandRefused, read_command
+from connectors.doors.out_of_band.signed_commands import CommandRefused, read_command
 from connectors.hub.organism.organism_file import OrganismError, parsed
 from tests.fuzz.fuzzing import within
 from trunkline_agent.mcp.signing import checked_public_key

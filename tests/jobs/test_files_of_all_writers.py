@@ -17,8 +17,8 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from connectors.doors.dashboard.past_records import records_between, rejected_before
-from connectors.doors.file_bridge.progress import known_messages
-from connectors.hub.live.verdict_reader import newest_settled, verdict_in_ledger
+from connectors.doors.file_bridge.records import known_messages
+from connectors.hub.live.table_reader import newest_settled, verdict_in_ledger
 from connectors.log.ledger_files.ledger_reader import LedgerFilter, LedgerReader
 from connectors.log.ledger_files.message_export import export_messages
 from connectors.tools.audit.verification import verify

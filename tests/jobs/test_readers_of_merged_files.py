@@ -19,9 +19,9 @@ from deltalake import DeltaTable
 
 from connectors.cli.keys.key_use_reader import ended_keys, signers_still_under
 from connectors.doors.dashboard.past_records import records_between, rejected_before
-from connectors.doors.file_bridge.progress import known_messages
-from connectors.hub.live import verdict_reader
-from connectors.hub.live.verdict_reader import ids_by_door, newest_settled, postings_by_door, refusals_among
+from connectors.doors.file_bridge.records import known_messages
+from connectors.hub.live import table_reader
+from connectors.hub.live.table_reader import ids_by_door, newest_settled, postings_by_door, refusals_among
 from connectors.log.ledger_files.ledger_reader import LedgerFilter, LedgerReader
 from jobs.build_views import ViewBuilder
 from jobs.maintain_tables import tidy_views
@@ -174,7 +174,7 @@ def test_each_read_with_a_filter_takes_merged_files_of_many_rows(
     for verdict in (ACCEPTED, REJECTED):
         found = LedgerReader(settings).rows(LedgerFilter(verdict=verdict)).rows.num_rows
         assert found == sum(row.verdict == verdict for row in rows)
-    assert verdict_reader.newest_where(settings, LedgerFilter(verdict=REJECTED), 5)
+    assert table_reader.newest_where(settings, LedgerFilter(verdict=REJECTED), 5)
     # The reads of jobs, by numbers.
     checked = check_views(settings, DeltaTable(settings.table_path(LEDGER)), merged.keyring)
     assert (checked.different, checked.records) == (0, len(rows))

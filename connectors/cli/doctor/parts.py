@@ -61,7 +61,7 @@ def check_files(settings: Settings) -> Finding:
 
     Waiting lines are a warning.
     """
-    from connectors.doors.file_bridge.progress import Progress, progress_file
+    from connectors.doors.file_bridge.records import Progress, progress_file
 
     part = check_part(settings, FILES)
     progress = Progress.load(progress_file(settings))
@@ -134,7 +134,7 @@ def check_commands(settings: Settings) -> Finding:
     Without a running gateway, or with an invalid key file, it is a warning. A socket without a server is a
     failure.
     """
-    from connectors.doors.out_of_band.command_keys import read_keys
+    from connectors.doors.out_of_band.signed_commands import read_keys
     from trunkline_agent.unix_address import address_of
 
     path, folder = settings.command_socket, settings.command_keys_path

@@ -81,11 +81,11 @@ def _list_listeners(call: Call) -> int:
 
 
 def _give(call: Call, command: str, *fields: object) -> dict[str, Any]:
-    """Send a command, a class of `command_document` with these fields, and return the gateway's answer."""
+    """Send a command, a class of `signed_commands` with these fields, and return the gateway's answer."""
     # Imported here, because lxml is slow to import and help must be quick.
-    from connectors.doors.out_of_band import client, command_document
+    from connectors.doors.out_of_band import client, signed_commands
 
-    return client.give_command(call.settings, getattr(command_document, command)(*fields), call.key)
+    return client.give_command(call.settings, getattr(signed_commands, command)(*fields), call.key)
 
 
 def _do(call: Call, text: str, command: str, *fields: object) -> int:
@@ -162,7 +162,7 @@ def _reload(call: Call) -> int:
 @ACTIONS.add(example="trunkline organism keys")
 def _keys(call: Call) -> int:
     """List the keys whose commands are accepted, and the files in their folder that hold none."""
-    from connectors.doors.out_of_band.command_keys import private_key_file, read_keys
+    from connectors.doors.out_of_band.signed_commands import private_key_file, read_keys
 
     place = call.settings.command_keys_path
     folder = read_keys(place)

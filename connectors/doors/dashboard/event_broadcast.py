@@ -19,11 +19,9 @@ from typing import Final
 
 import structlog
 
-from connectors.doors.dashboard.agent_board import AgentBoard
-from connectors.doors.dashboard.event_frames import Frame, FrameWriter, events_text
-from connectors.doors.dashboard.mailbox_board import MailboxBoard
+from connectors.doors.dashboard.boards import AgentBoard, MailboxBoard
+from connectors.doors.dashboard.event_frames import PULSE_S, Frame, FrameWriter, Pulse, events_text
 from connectors.doors.dashboard.past_records import Rejections, records_between, records_in_memory
-from connectors.doors.dashboard.pulse import PULSE_S, Pulse
 from connectors.hub.live.settled_feed import FellBehind, SettledFeed, SettledRecord
 from connectors.hub.services.hub import Hub
 from connectors.hub.serving.streaming_answer import Reserve

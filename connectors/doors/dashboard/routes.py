@@ -11,16 +11,22 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 
-from connectors.doors.dashboard.agent_board import AgentBoard
+from connectors.doors.dashboard.boards import AgentBoard, MailboxBoard
 from connectors.doors.dashboard.entrance import Entrance
 from connectors.doors.dashboard.event_broadcast import DOOR, LENGTH_LIMIT, EventBroadcast
-from connectors.doors.dashboard.mailbox_board import MailboxBoard
-from connectors.doors.dashboard.past_records import KEPT, Rejections, job_history
-from connectors.doors.dashboard.pulse import Pulse
-from connectors.doors.dashboard.shown_rows import is_shown, job_as_json, jobs_page, record_as_json
+from connectors.doors.dashboard.event_frames import Pulse
+from connectors.doors.dashboard.past_records import (
+    KEPT,
+    Rejections,
+    is_shown,
+    job_as_json,
+    job_history,
+    jobs_page,
+    record_as_json,
+)
+from connectors.hub.engine.family import serve_carefully
 from connectors.hub.engine.operation import Asked, owner_by
-from connectors.hub.engine.operation_routes import serve_carefully
-from connectors.hub.live.verdict_reader import verdict_in_ledger
+from connectors.hub.live.table_reader import verdict_in_ledger
 from connectors.hub.services.hub import Hub
 from connectors.hub.serving.answers import encoded_within, json_answer, not_found
 from connectors.hub.serving.identities import IdempotencyKey

@@ -15,9 +15,8 @@ from typing import IO, Final
 import structlog
 
 from connectors.doors.file_bridge.bridge import Consumers, FileBridge
-from connectors.doors.file_bridge.long_bodies import GatewayBlobs
 from connectors.doors.file_bridge.mailbox_follower import MailboxFollower
-from connectors.doors.file_bridge.posting_rules import VERDICT_WAIT_S, BridgeRules
+from connectors.doors.file_bridge.posting_rules import VERDICT_WAIT_S, BridgeRules, GatewayBlobs
 from connectors.doors.file_bridge.queue_folder import queue_root
 from connectors.doors.file_bridge.records import DOOR
 from connectors.plumbing.gateway_client.verdict_stream import VerdictStream

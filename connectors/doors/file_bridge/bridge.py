@@ -17,21 +17,20 @@ from typing import Any, Final
 
 import structlog
 
-from connectors.doors.file_bridge.held_lines import CONSUMER
+from connectors.doors.file_bridge.held_lines import CONSUMER, HeldKey, HeldRetries, PutOff
 from connectors.doors.file_bridge.held_lines import PREFIX as HELD_PREFIX
-from connectors.doors.file_bridge.long_bodies import GatewayBlobs
-from connectors.doors.file_bridge.posting_rules import BridgeRules
-from connectors.doors.file_bridge.progress import (
+from connectors.doors.file_bridge.posting_rules import BridgeRules, GatewayBlobs
+from connectors.doors.file_bridge.queue_folder import FolderWatch, queue_root, wait_free
+from connectors.doors.file_bridge.records import (
     PollsRead,
     Progress,
     ViewUnreadable,
+    claims_of,
+    claims_of_ids,
     known_messages,
     progress_file,
     read_polls,
 )
-from connectors.doors.file_bridge.put_off import HeldKey, HeldRetries, PutOff
-from connectors.doors.file_bridge.queue_folder import FolderWatch, queue_root, wait_free
-from connectors.doors.file_bridge.records import claims_of, claims_of_ids
 from connectors.doors.file_bridge.session_carrier import SessionCarrier
 from connectors.log.kafka_topic import RenewingPublisher
 from connectors.log.publisher import RecordRefused

@@ -1,27 +1,32 @@
 """The bridge's direction from mailboxes to files: messages of other doors for agents that poll files (FQ-17).
 
 **Reads** the gateway's stream of settled events, and the pending messages of a mailbox: at the start, after a
-gap in the stream, and for a new agent. **Guarantees** that a message which the file already has is not
-appended again. So it may be killed at any time.
+gap in the stream, and for a new agent. **Guarantees** that a message which the file already has is not appended
+again. So it may be killed at any time.
+
+Blobs of the messages become files of the queue (DL-27). **Delivers** a content whole, with the right digest, or
+not at all. **Loses** nothing: a message whose blob cannot be fetched stays in its mailbox, and a blob that was
+removed is named in the line.
 """
 
 from __future__ import annotations
 
+import codecs
+import hashlib
 import math
 import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from typing import Any, Final
 
 import structlog
 
 from connectors.doors.file_bridge.bridge import Consumers
-from connectors.doors.file_bridge.fetched_blobs import BlobNotFetched, deliver
+from connectors.doors.file_bridge.held_lines import PutOff
 from connectors.doors.file_bridge.posting_rules import BridgeRules, ask_limits
-from connectors.doors.file_bridge.put_off import PutOff
 from connectors.doors.file_bridge.queue_folder import queue_root, wait_free
 from connectors.doors.file_bridge.records import DOOR, line_of, may_be_of
 from connectors.plumbing.gateway_client.event_stream import (
@@ -34,14 +39,158 @@ from connectors.plumbing.gateway_client.event_stream import (
 )
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
 from schemas.settings.settings import Settings
+from schemas.streams.blob.blob_registry import BlobReference
 from schemas.streams.mailboxes.mailbox_bodies import MESSAGE_DUE
 from schemas.streams.mailboxes.message import DEFAULT_REALM, MESSAGE_POSTED
+from schemas.streams.mailboxes.message_text import note_of_blob
 from trunkline_agent.errors import TrunklineError
+from trunkline_agent.hub.plans import Request
 from trunkline_agent.queue import Queue, QueueError
-from trunkline_agent.queue.message_record import is_expired, is_for, parse_line
+from trunkline_agent.queue.message_record import (
+    BODY_LIMIT,
+    blob_in_line,
+    is_expired,
+    is_for,
+    parse_line,
+    reference,
+)
 from trunkline_agent.queue.session_files import MESSAGES, SessionFolder, complete_lines
 from trunkline_agent.wire.ids import MAILBOX
 from trunkline_agent.wire.verdicts import ACCEPTED
+
+_SILENCE_S: Final = 30.0
+_GONE: Final = 410
+# Bodies that say nothing beside a blob.
+_EMPTY: Final = ("", "{}", "null", '""')
+_TEXTS: Final = ("application/json", "application/x-ndjson", "application/xml")
+
+
+class _BlobGone(Exception):
+    """The gateway does not have the blob any more."""
+
+
+class _BlobNotFetched(QueueError):
+    """The blob does not come as a whole at present. A later attempt may succeed."""
+
+
+class _NotText(Exception):
+    """The content is not UTF-8, although its media type is that of a text."""
+
+
+def blob_of_message(message: Mapping[str, Any]) -> BlobReference | None:
+    """Return the reference to a message's blob, or None.
+
+    `message` has the field names of the class `Message`. In an answer of the gateway, `blob` is the digest
+    alone, and length and media type are in `blob_bytes` and `blob_type`.
+    """
+    blob = message.get("blob")
+    if blob is None:
+        return None
+    if not isinstance(blob, Mapping):
+        blob = {"digest": blob, "bytes": message["blob_bytes"], "content_type": message["blob_type"]}
+    return BlobReference.model_validate(blob)
+
+
+def is_body(message: Mapping[str, Any], blob: BlobReference) -> bool:
+    """Return whether a blob becomes the body of the line: it is a text, and the message has no other body."""
+    kind = blob.content_type.partition(";")[0].strip().lower()
+    is_text = kind in _TEXTS or kind.startswith("text/")
+    body = message["body"]
+    return is_text and 0 < blob.bytes <= BODY_LIMIT and (body in _EMPTY or body == note_of_blob(blob.bytes))
+
+
+def line_with_blob(
+    record: Mapping[str, Any], message: Mapping[str, Any], blob: BlobReference, *, is_gone: bool = False
+) -> dict[str, Any]:
+    """Return the fields of a line whose blob is a file beside it; with `is_gone`, there is no such file.
+
+    `record` are the fields of the line without the blob. If the message has no body of its own, and the blob
+    is gone, the body says so: a program that does not know blobs must see it, too.
+    """
+    named = blob_in_line(record["msg_id"], blob.digest, blob.bytes, blob.content_type, is_gone=is_gone)
+    line = {**record, "blob": named}
+    if is_gone and (message["body"] in _EMPTY or message["body"] == note_of_blob(blob.bytes)):
+        line["body"] = (
+            f"[Trunkline: the content of this message, {blob.bytes} bytes of {blob.content_type}, "
+            "was removed before it came to this queue. Ask the sender to send it again.]"
+        )
+    return line
+
+
+def deliver(
+    queue: Queue,
+    gateway: GatewayClient,
+    record: dict[str, Any],
+    message: Mapping[str, Any],
+) -> None:
+    """Append a message of another door to the queue, with its blob if it has one.
+
+    Args:
+        queue: The queue.
+        gateway: A client of the gateway.
+        record: The fields of the line, without the blob.
+        message: The message, with the field names of the class `Message`.
+
+    Raises:
+        _BlobNotFetched: The blob cannot be fetched at present; nothing was appended.
+        ValueError: No line can represent the message.
+        QueueError: The files cannot be used.
+    """
+    session, blob = str(message["realm"]), blob_of_message(message)
+    if blob is None:
+        queue.deliver(record, session)
+        return
+    path = path_of("mailboxes", session, str(message["to"]), "messages", str(message["message_id"]), "blob")
+    try:
+        if is_body(message, blob):
+            try:
+                text = _text(_parts(gateway, path, blob))
+                queue.deliver({**record, "body": reference(record["msg_id"])}, session, text)
+                return
+            except _NotText:
+                pass
+        queue.deliver(line_with_blob(record, message, blob), session, _parts(gateway, path, blob))
+    except _BlobGone:
+        queue.deliver(line_with_blob(record, message, blob, is_gone=True), session)
+
+
+def _parts(gateway: GatewayClient, path: str, blob: BlobReference) -> Iterator[bytes]:
+    """Yield the content, a part at a time. After the last part its digest is checked.
+
+    Raises _BlobGone, and _BlobNotFetched if it does not come, or not as a whole.
+    """
+    found, size = hashlib.sha256(), 0
+
+    def refusal_of(status: int, headers: Mapping[str, str], body: bytes) -> Exception:
+        if status == _GONE:
+            return _BlobGone(path)
+        return _BlobNotFetched(f"a blob cannot be fetched: {gateway.error_of(status, headers, body)}")
+
+    try:
+        with closing(gateway.parts(Request("GET", path), _SILENCE_S, refusal_of)) as parts:
+            for part in filter(None, parts):
+                found.update(part)
+                size += len(part)
+                if size > blob.bytes:
+                    break
+                yield part
+    except TrunklineError as error:
+        raise _BlobNotFetched(f"a blob did not come as a whole: {error}") from error
+    if size != blob.bytes or found.hexdigest() != blob.digest:
+        raise _BlobNotFetched("a blob came with another content than that of its digest")
+
+
+def _text(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the parts. Raises _NotText, at the end at the latest, if they are not UTF-8."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for part in parts:
+            decoder.decode(part)
+            yield part
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        raise _NotText from None
+
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -169,10 +318,10 @@ class MailboxFollower(threading.Thread):
     def _sync(self, gateway: GatewayClient, session: str, name: str) -> None:
         """Append the messages that are pending in a mailbox and not in the file.
 
-        A message whose blob cannot be fetched does not hold up the others. BlobNotFetched is raised at the end.
+        A message whose blob cannot be fetched does not hold up others; _BlobNotFetched is raised at the end.
         """
         after: dict[str, str] = {}
-        left: BlobNotFetched | None = None
+        left: _BlobNotFetched | None = None
         while not self._stopping.is_set():
             path = path_of("mailboxes", session, name)
             page = gateway.get(path, {"pending": "true", "limit": _PAGE, **after})["messages"]
@@ -185,7 +334,7 @@ class MailboxFollower(threading.Thread):
                     named = {"from": row["sender"], "to": row["recipient"]}
                     try:
                         self._deliver(gateway, {**row, **named}, row["posted_at"])
-                    except BlobNotFetched as error:
+                    except _BlobNotFetched as error:
                         left = error
             after = {"after": page[-1]["message_id"]}
         if left is not None:

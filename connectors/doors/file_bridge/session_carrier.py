@@ -34,8 +34,7 @@ from connectors.doors.file_bridge.held_lines import (
     own_cursor,
     places_of,
 )
-from connectors.doors.file_bridge.long_bodies import GatewayBlobs, NotUploaded, body_in
-from connectors.doors.file_bridge.posting_rules import BridgeRules
+from connectors.doors.file_bridge.posting_rules import BridgeRules, GatewayBlobs, NotUploaded, body_in
 from connectors.doors.file_bridge.queue_folder import lock_soon
 from connectors.doors.file_bridge.records import (
     is_to_everybody,

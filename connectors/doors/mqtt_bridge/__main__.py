@@ -26,9 +26,8 @@ from typing import Final
 
 import structlog
 
-from connectors.doors.mqtt_bridge.broker_bridge import BrokerBridge
+from connectors.doors.mqtt_bridge.broker_bridge import BrokerBridge, JobBrokerBridges
 from connectors.doors.mqtt_bridge.inboxes import AgentInboxes
-from connectors.doors.mqtt_bridge.job_brokers import JobBrokerBridges
 from connectors.doors.mqtt_bridge.publish_limits import LoadReports, PublishCounts
 from connectors.plumbing.gateway_client.verdict_stream import VerdictStream
 from connectors.plumbing.machine.background_service import run_program

@@ -29,9 +29,8 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from connectors.doors.mqtt_bridge.bridge_records import Incoming, incoming, receipt_of, unreadable
 from connectors.doors.mqtt_bridge.bridge_standby import session_ids
-from connectors.doors.mqtt_bridge.fair_queue import FairQueue
 from connectors.doors.mqtt_bridge.inboxes import AgentInboxes
-from connectors.doors.mqtt_bridge.publish_limits import OutboxLimits, PublishCounts
+from connectors.doors.mqtt_bridge.publish_limits import FairQueue, OutboxLimits, PublishCounts
 from connectors.log.publisher import Append, Publisher, RecordRefused
 from connectors.plumbing.gateway_client.verdict_stream import Answer, VerdictStream
 from connectors.plumbing.mqtt_link.payloads import Presence, encode_presence, presence_topic

@@ -1,4 +1,7 @@
-"""The limits of the messages that agents publish over MQTT (LM-05), as the bridge enforces them.
+"""Turns and limits of the messages that agents publish over MQTT (LM-05, LM-09), as the bridge enforces them.
+
+At the broker all publishers share one queue to the bridge. The bridge reads ahead in it, and a message of one
+publisher then waits for one message of each other publisher, and not for all that came before it.
 
 A message beyond a limit is not appended to the log. Its sender gets a receipt with the reason, and the broker
 the acknowledgement. The bridge reads the rates of the agents from the gateway. It learns from a verdict that a
@@ -14,17 +17,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 import structlog
 
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.plumbing.mqtt_link.payloads import read_payload
-from connectors.plumbing.network.rates import Backoff, FewRefusals, TokenBuckets
+from connectors.plumbing.network.rates import Backoff, FewRefusals, RoundRobin, TokenBuckets
 from schemas.settings.settings import Settings, SettingsError
 from schemas.streams.refused.refusal import RefusalReason
 from schemas.wire.record import OutgoingRecord
@@ -33,6 +36,97 @@ from trunkline_agent.hub.hub_requests import post_json
 from trunkline_agent.hub.plans import Retries
 from trunkline_agent.wire.ids import AGENT, JOB
 from trunkline_agent.wire.verdicts import MAILBOX_FULL, RATE_LIMITED, REJECTED
+
+_T = TypeVar("_T")
+
+# The bytes that may wait, and as many that may be under way. A message that exceeds them waits alone, so one of
+# any size gets through.
+BYTES_MOST: Final = 32 * 1024 * 1024
+
+
+class FairQueue(Generic[_T]):
+    """Messages in turns by publisher, and a bound on how many are handled at once. Thread-safe.
+
+    The messages of one publisher keep their order. One thread calls `put`, one thread calls `take`, and
+    any thread may call `done`.
+
+    Args:
+        under_way_most: The number of messages that may have been taken and not be done.
+        of_each_most: The number of those that may be of one publisher.
+        bytes_most: The bytes of the messages that may wait. No further message is taken while so many bytes are
+            under way.
+    """
+
+    def __init__(self, under_way_most: int, of_each_most: int, bytes_most: int = BYTES_MOST) -> None:
+        self._under_way_most = under_way_most
+        self._of_each_most = of_each_most
+        self._bytes_most = bytes_most
+        self._changed = threading.Condition()
+        self._waiting: RoundRobin[str, tuple[_T, int]] = RoundRobin()
+        self._waiting_bytes = 0
+        self._under_way: Counter[str] = Counter()
+        # The sizes of those, by publisher in the order of their turns, and their sum.
+        self._sizes: dict[str, deque[int]] = {}
+        self._under_way_bytes = 0
+        self._closed = False
+
+    def put(self, publisher: str, message: _T, size: int) -> None:
+        """Add a message of `size` bytes. Wait, without a time limit, while too many bytes wait.
+
+        The message is dropped if the queue is closed, also while the call waits.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (
+                    self._closed or not self._waiting_bytes or self._waiting_bytes + size <= self._bytes_most
+                )
+            )
+            if self._closed:
+                return
+            self._waiting.push(publisher, (message, size))
+            self._waiting_bytes += size
+            self._changed.notify_all()
+
+    def take(self) -> list[_T]:
+        """Wait until messages may be handled, and return them in the order of their turns.
+
+        They count as under way until `done` is called for each. Returns an empty list when the queue is closed.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or (self._waiting and self._has_place()))
+            found: list[_T] = []
+            while self._waiting and self._has_place() and not self._closed:
+                publisher, (message, size) = self._waiting.pop()
+                self._waiting_bytes -= size
+                self._under_way[publisher] += 1
+                self._sizes.setdefault(publisher, deque()).append(size)
+                self._under_way_bytes += size
+                if self._under_way[publisher] >= self._of_each_most:
+                    self._waiting.hold(publisher)
+                found.append(message)
+            self._changed.notify_all()
+            return found
+
+    def done(self, publisher: str) -> None:
+        """Note that a message of this publisher that was taken has been handled. Another one may then begin."""
+        with self._changed:
+            self._under_way[publisher] -= 1
+            # Messages of one publisher are done in nearly their order, and all of them are.
+            self._under_way_bytes -= self._sizes[publisher].popleft()
+            if not self._under_way[publisher]:
+                del self._under_way[publisher], self._sizes[publisher]
+            self._waiting.release(publisher)
+            self._changed.notify_all()
+
+    def _has_place(self) -> bool:
+        return self._under_way.total() < self._under_way_most and self._under_way_bytes < self._bytes_most
+
+    def close(self) -> None:
+        """Drop all messages that wait, and end the waits of `put` and `take`."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
 
 ROUTE: Final = "MQTT outbox"
 FULL_S: Final = 1.0

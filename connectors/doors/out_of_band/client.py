@@ -14,9 +14,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from connectors.doors.out_of_band.command_document import Action, command_bytes
-from connectors.doors.out_of_band.command_keys import (
+from connectors.doors.out_of_band.signed_commands import (
     SIGNATURE_HEADER,
+    Action,
+    command_bytes,
     key_id,
     load_private_key,
     private_key_file,

@@ -25,18 +25,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from connectors.doors.out_of_band.command_document import (
+from connectors.doors.out_of_band.signed_commands import (
     COMMAND_BYTES,
+    SIGNATURE_HEADER,
     AddListener,
     Command,
+    CommandKey,
     CommandRefused,
     GetStatus,
     ListListeners,
     RemoveListener,
     read_command,
+    read_keys,
 )
-from connectors.doors.out_of_band.command_keys import SIGNATURE_HEADER, CommandKey, read_keys
-from connectors.hub.organism.handler_descriptions import describe_handlers
+from connectors.hub.organism.declared_files import describe_handlers
 from connectors.hub.organism.organism_file import (
     AgentEntry,
     OrganismError,

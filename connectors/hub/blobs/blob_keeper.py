@@ -20,7 +20,7 @@ import structlog
 from connectors.hub.blobs.blob_store import BlobStore
 from connectors.hub.live.live_view import LiveView
 from connectors.hub.live.log_clock import LogClock
-from connectors.hub.live.ordered_rows import RowIndex
+from connectors.hub.live.row_lists import RowIndex
 from connectors.hub.reactor.timers import Timers
 from schemas.effects.following import BY_REACTOR, derived_id
 from schemas.fold.settled import AppliedChange

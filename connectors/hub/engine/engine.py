@@ -17,7 +17,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
-from connectors.hub.engine.exchange import Exchange
+from connectors.hub.engine.direct_http import Exchange
 from connectors.hub.engine.operation import Answer, Asked, Behind, Operation, Planned, Unusual, Waiting
 from connectors.hub.live.settled_feed import SettledRecord
 from connectors.hub.services.hub import Hub

@@ -1,7 +1,7 @@
-"""Operations that are declared as functions, by families such as those of schedules (decision 0055).
+"""Operations that are declared as functions, by families such as those of schedules, and their routes.
 
-A function gets the hub, the request, and the values that its signature names: parameters of the path by their
-names, the query as `wanted`, and the body as `body`. Its form says what the operation does:
+A function (decision 0055) gets the hub, the request, and the values that its signature names: parameters of the
+path by their names, the query as `wanted`, and the body as `body`. Its form says what the operation does:
 
 - A usual function reads. It returns the document, or a `LongAnswer`.
 - A usual function that returns the body of a record changes something. The record is settled, and the answer is
@@ -11,6 +11,8 @@ names, the query as `wanted`, and the body as `body`. Its form says what the ope
 - A coroutine function waits. Only the careful path serves it.
 
 A document comes with the verdict on the last record, unless it is an `Answer`. An ApiError refuses the request.
+
+The framework's routes serve operations with care: refusals, waits, and requests of unusual forms.
 """
 
 from __future__ import annotations
@@ -20,22 +22,31 @@ import inspect
 import sys
 from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial
-from typing import Any, ClassVar, Final, NamedTuple, TypeVar, get_args
+from http import HTTPStatus
+from inspect import Parameter, Signature
+from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeVar, get_args
+
+from fastapi import Query, Request, Response
 
 from connectors.hub.engine.operation import (
     SMALL_BYTES,
     Answer,
     Asked,
+    Behind,
+    IsGone,
     Operation,
+    Planned,
     Unusual,
     reserve_bytes,
 )
-from connectors.hub.live.ordered_rows import OrderedRows
+from connectors.hub.live.row_lists import OrderedRows
 from connectors.hub.live.settled_feed import SettledRecord
 from connectors.hub.services.hub import Hub
-from connectors.hub.serving.answers import encoded_within, refuse_rejected, row_as_json
+from connectors.hub.serving.admission import Gate, Routes
+from connectors.hub.serving.answers import encoded_within, json_answer, refuse_rejected, row_as_json
+from connectors.hub.serving.identities import caller_of
 from connectors.hub.serving.policy import Action
-from schemas.wire.record import OutgoingRecord
+from schemas.wire.record import JSON_CONTENT, OutgoingRecord
 from schemas.wire.wire_body import WireBody
 
 Owner = Callable[[Hub, Asked], str | None]
@@ -256,3 +267,76 @@ def _page(
         return {title: found, **({"left": len(wanted) - len(found)} if is_bounded else {}), **more}
 
     return LongAnswer(min(most, size), document)
+
+
+def add_operation(routes: Routes, gate: Gate, operation: Operation) -> None:
+    """Add the route of an operation. During a wait, `gate` checks the client's token."""
+
+    async def serve(
+        request: Request, body: Any = None, wanted: Any = None, key: str | None = None, **path: Any
+    ) -> Response:
+        # Whether the client is there, only a wait can tell here.
+        asked = Asked(caller_of(request), body, wanted, key, lambda: False, path)
+        return await serve_carefully(operation, asked, partial(gate.is_gone, request))
+
+    # The framework makes the documents of the API from these.
+    serve.__name__, serve.__doc__ = operation.NAME, operation.__doc__
+    serve.__signature__ = Signature(_parameters(operation), return_annotation=Response)  # type: ignore[attr-defined]
+    add = getattr(routes, operation.METHOD.lower())
+    more: dict[str, Any] = {"why_refused": operation.why_refused, "responses": operation.RESPONSES}
+    if operation.STATUS != HTTPStatus.OK:
+        more["status_code"] = operation.STATUS
+    if operation.EXAMPLE is not None:
+        example = {JSON_CONTENT: {"example": operation.EXAMPLE}}
+        more["openapi_extra"] = {"requestBody": {"content": example}}
+    add(operation.PATH, operation.ACTION, operation.ANSWER, operation.owner_of, **more)(serve)
+
+
+def _parameters(operation: Operation) -> list[Parameter]:
+    needed = {"request": Request, **operation.PARAMETERS}
+    optional = {}
+    if operation.BODY is not None and operation.NEEDS_BODY:
+        needed["body"] = operation.BODY
+    elif operation.BODY is not None:
+        optional["body"] = operation.BODY | None
+    if operation.QUERY is not None:
+        needed["wanted"] = Annotated[operation.QUERY, Query()]
+    if operation.KEY is not None:
+        optional["key"] = operation.KEY
+    only = Parameter.KEYWORD_ONLY
+    found = [Parameter(name, only, annotation=kind) for name, kind in needed.items()]
+    return found + [Parameter(name, only, default=None, annotation=kind) for name, kind in optional.items()]
+
+
+async def serve_carefully(operation: Operation, asked: Asked, is_gone: IsGone) -> Response:
+    """Return the answer to a validated request of a caller with the right to it. For `is_gone` see `slowly`.
+
+    Raises ApiError for a refusal, and BackboneUnreachable.
+    """
+    try:
+        answer = await carried_out(operation, asked)
+    except Unusual:
+        return await operation.slowly(asked, is_gone)
+    return json_answer(answer.document, operation.STATUS, answer.verdict)
+
+
+async def carried_out(operation: Planned, asked: Asked) -> Answer:
+    """Return the answer to a request, whose records are appended and settled. For coroutines."""
+    hub = operation.hub
+    try:
+        records = operation.plan(asked)
+    except Behind:
+        hub.appender.check()
+        await hub.fresh.catch_up()
+        asked.is_fresh = True
+        records = operation.plan(asked)
+    try:
+        if operation.IS_BOUNDED:
+            async with hub.under_way.one(asked.caller.principal):
+                settled = await hub.appender.settle_all(records)
+        else:
+            settled = await hub.appender.settle_all(records)
+    finally:
+        operation.ended(asked)
+    answer = operation.answer(asked, settled)
+    return answer if isinstance(answer, Answer) else await answer

@@ -26,11 +26,9 @@ from typing import Final
 import structlog
 
 from connectors.hub.live.fold_turns import Batch, FoldTurns, Pace
-from connectors.hub.live.live_rows import LiveRows
-from connectors.hub.live.live_store import LiveStore
+from connectors.hub.live.live_store import LiveRows, LiveStore
 from connectors.hub.live.settled_feed import SettledFeed, SettledRecord, SettledWaits
-from connectors.hub.live.verdict_reader import verdict_in_ledger
-from connectors.hub.live.view_reader import progress_of_tables
+from connectors.hub.live.table_reader import progress_of_tables, verdict_in_ledger
 from connectors.log.log_end import LogEnd
 from connectors.log.shared_records import OwnRecord, OwnRecords, SharedRecords, settle_own
 from connectors.log.topic_consumer import POLL_RECORDS, LogTail, OffsetsGoneError

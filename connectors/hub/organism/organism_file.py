@@ -17,13 +17,15 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from connectors.hub.organism.declared_files import (
+    PAYLOAD_FIELDS,
+    Described,
     FreeName,
     InvalidYaml,
     PlainLoader,
+    describe_handlers,
     load_yaml,
     read_definitions,
 )
-from connectors.hub.organism.handler_descriptions import PAYLOAD_FIELDS, Described, describe_handlers
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from schemas.streams.control.organism import (
     CONCURRENCY,

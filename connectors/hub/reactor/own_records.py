@@ -6,7 +6,7 @@ The log itself says how each record of a reactor was settled, also after a resta
 - A copy of a message to a topic, and the message of a schedule's run, may be refused. The reactor waits for
   their verdicts, and reports the refusal in the stream of the topic or of the schedule.
 - The sender of a message over MQTT gets a notice (`schemas.effects.mailbox_effects`), and
-  a listener whose answer goes to a removed listener gets a `<huh>` (`connectors.hub.reactor.xml_records`).
+  a listener whose answer goes to a removed listener gets a `<huh>` (`connectors.hub.reactor.derived_records`).
 - Records that several gateways derive, or that come too late, are often rejected, because another one has done
   what they say. These rejections are normal.
 - Any other rejection is logged as `derived_record_rejected`.

@@ -30,11 +30,17 @@ import structlog
 
 from connectors.hub.live.live_view import LiveView
 from connectors.hub.live.settled_feed import SettledRecord
-from connectors.hub.live.verdict_reader import ids_by_door, postings_by_door, refusals_among
-from connectors.hub.reactor.derived_records import FewNotices, cause_of, derived_records
+from connectors.hub.live.table_reader import ids_by_door, postings_by_door, refusals_among
+from connectors.hub.reactor.derived_records import (
+    XML_DOOR,
+    FewNotices,
+    SessionsByJob,
+    TopicsBySubscriber,
+    acknowledged_by,
+    cause_of,
+    derived_records,
+)
 from connectors.hub.reactor.own_records import OwnAnswers, has_own_verdict, report_rejection
-from connectors.hub.reactor.related_names import SessionsByJob, TopicsBySubscriber
-from connectors.hub.reactor.xml_records import XML_DOOR, acknowledged_by
 from connectors.log.publisher import Append, Publisher, RecordRefused
 from connectors.log.topic_consumer import GroupTail
 from connectors.plumbing.mqtt_link.payloads import MQTT_DOOR as MQTT

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from connectors.hub.live.settled_feed import SettledRecord
-from connectors.hub.live.verdict_reader import newest_settled
+from connectors.hub.live.table_reader import newest_settled
 from schemas.settings.settings import Settings
 from schemas.streams.mailboxes.message import MESSAGE_POSTED
 from schemas.streams.refused.refusal import REQUEST_REFUSED

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from connectors.hub.live.ordered_rows import RowIndex
+from connectors.hub.live.row_lists import RowIndex
 from schemas.keys.sealing import Keyring
 from schemas.streams.mailboxes.message import DEFAULT_REALM, MessageRow
 from schemas.streams.thread.threads import ThreadRow

@@ -17,10 +17,9 @@ from connectors.hub.launcher.launch_spec import read_launchers
 from connectors.hub.launcher.local_processes import LocalProcessLauncher
 from connectors.hub.live.live_view import LiveView
 from connectors.hub.live.log_clock import LogClock
-from connectors.hub.live.ordered_rows import RowIndex
-from connectors.hub.live.row_lists import RowLists
+from connectors.hub.live.row_lists import RowIndex, RowLists
+from connectors.hub.reactor.derived_records import TopicsBySubscriber
 from connectors.hub.reactor.own_records import OwnAnswers
-from connectors.hub.reactor.related_names import TopicsBySubscriber
 from connectors.hub.reactor.timers import timers_of_kinds
 from connectors.hub.services.audit_log import AuditLog
 from connectors.hub.services.conversations import Conversations

@@ -8,7 +8,7 @@ from itertools import islice, takewhile
 from typing import Final, NamedTuple, TypeVar
 
 from connectors.hub.live.live_view import LiveView
-from connectors.hub.live.ordered_rows import RowIndex, SortedKeys
+from connectors.hub.live.row_lists import RowIndex, SortedKeys
 from connectors.hub.services.mailbox_waits import HandedMessages, Mailbox
 from connectors.hub.serving.policy import Caller
 from schemas.streams.mailboxes.message import (

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 import structlog
 
 from connectors.hub.live.live_view import LiveView
-from connectors.hub.live.ordered_rows import RowIndex
+from connectors.hub.live.row_lists import RowIndex
 from connectors.hub.live.settled_feed import SettledRecord
 from connectors.hub.services.log_appender import LogAppender
 from connectors.hub.serving.answers import BUSY, NO_MATCH, ApiError, refuse_rejected, unavailable

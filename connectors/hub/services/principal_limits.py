@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from connectors.hub.live.live_view import LiveView
-from connectors.hub.live.ordered_rows import RowIndex
-from connectors.hub.reactor.related_names import TopicsBySubscriber
+from connectors.hub.live.row_lists import RowIndex
+from connectors.hub.reactor.derived_records import TopicsBySubscriber
 from connectors.hub.services.mailboxes import MailboxIndex
 from connectors.hub.serving.answers import RETRY_AFTER_S, too_many
 from connectors.plumbing.network.rates import TokenBuckets

@@ -17,8 +17,7 @@ from typing import Any, Final
 import orjson
 
 from connectors.hub.live.live_view import LiveView
-from connectors.hub.live.ordered_rows import OrderedRows
-from connectors.hub.live.row_lists import RowLists
+from connectors.hub.live.row_lists import OrderedRows, RowLists
 from connectors.hub.live.settled_feed import FellBehind, SettledFeed, SettledRecord
 from connectors.hub.serving.answers import row_as_json
 from connectors.hub.serving.streaming_answer import CHUNK_BYTES, PING, Reserve, server_event

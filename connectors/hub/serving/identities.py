@@ -21,7 +21,7 @@ from typing import Annotated, Final, TypedDict
 
 from fastapi import Header, Request
 
-from connectors.hub.live.ordered_rows import RowIndex
+from connectors.hub.live.row_lists import RowIndex
 from connectors.hub.serving.policy import Caller
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings

@@ -1,4 +1,6 @@
-"""Streams of the gateway: answers without an end, for clients that may be slow or disconnect.
+"""Answers of the gateway that are no documents: files, parts of contents, and streams without an end.
+
+Conditions and ranges are those of RFC 9110, sections 13 and 14, for a content that never changes.
 
 This is the only server-side event-stream mechanism; the hub and the dashboard share it. It provides:
 
@@ -17,20 +19,103 @@ limit of streams, and watches the shutdown of one uvicorn server, while the gate
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from typing import Annotated, Final
+from types import MappingProxyType
+from typing import Annotated, Final, NamedTuple
 
 import structlog
-from fastapi import Header, Response
+from fastapi import Header, Request, Response
 from starlette.types import Message, Receive, Scope, Send
 
-from connectors.hub.serving.answers import crowded
+from connectors.hub.serving.answers import ApiError, crowded
 from connectors.hub.serving.bounded_http import ABORT, IS_STREAM, SEND_BUFFER
 from connectors.hub.serving.policy import Caller
 from connectors.hub.serving.shares import ByteBudget, Places, Rooms
 from schemas.streams.principal.principals import OPERATOR
+
+MEDIA_TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".json": "application/json",
+}
+_NONE: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+class PageFile(NamedTuple):
+    """One file of a web page: its bytes, its media type, and its ETag (a hash of the bytes)."""
+
+    content: bytes
+    media_type: str
+    etag: str
+
+    @classmethod
+    def of(cls, content: bytes, suffix: str) -> PageFile:
+        """Return the file with this content. `suffix` is the end of its name, a key of `MEDIA_TYPES`."""
+        return cls(content, MEDIA_TYPES[suffix], f'"{hashlib.sha256(content).hexdigest()[:20]}"')
+
+    def answer(self, request: Request, more_headers: Mapping[str, str] = _NONE) -> Response:
+        """Return the HTTP response with the file, or status 304 if the browser's copy has the same ETag."""
+        headers = {"ETag": self.etag, "Cache-Control": "no-cache", **more_headers}
+        if is_unchanged(request.headers, self.etag):
+            return Response(status_code=304, headers=headers)
+        return Response(self.content, headers=headers, media_type=self.media_type)
+
+
+# One range. Several in one request are ignored, which section 14.2 allows: the answer is the whole content.
+_ONE_RANGE: Final = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})", re.IGNORECASE)
+
+
+class ByteRange(NamedTuple):
+    """A part of a content: from byte `start` up to, but without, byte `end`."""
+
+    start: int
+    end: int
+
+
+def is_unchanged(headers: Mapping[str, str], etag: str) -> bool:
+    """Return whether the client has the content with this strong ETag already, by its If-None-Match."""
+    known = [one.strip().removeprefix("W/") for one in headers.get("if-none-match", "").split(",")]
+    return etag in known or known == ["*"]
+
+
+def range_of(headers: Mapping[str, str], etag: str, size: int) -> ByteRange | None:
+    """Return the part of a content that a request asks for, or None for all of it.
+
+    Args:
+        headers: The headers of the request, by their names in lower case.
+        etag: The strong ETag of the content. With another one in If-Range the answer is the whole content.
+        size: The length of the content in bytes.
+
+    Raises:
+        ApiError: 416, if the content has no byte of the range.
+    """
+    found = _ONE_RANGE.fullmatch(headers.get("range", ""))
+    if found is None or headers.get("if-range", etag) != etag:
+        return None
+    first, last = found.groups()
+    if first:
+        start, end = int(first), min(int(last) + 1, size) if last else size
+        if last and int(last) < start:
+            return None
+    elif last:
+        start, end = max(0, size - int(last)), size
+    else:
+        return None
+    if start >= end:
+        raise ApiError(
+            416,
+            "range_not_satisfiable",
+            f"the content has {size} bytes, and none in the range {found[0]}",
+            {"Content-Range": f"bytes */{size}"},
+        )
+    return ByteRange(start, end)
+
 
 log = structlog.stdlib.get_logger(__name__)
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from connectors.hub.reactor.xml_records import gate_of
+from connectors.hub.reactor.derived_records import gate_of
 from connectors.hub.services.hub import Hub
 from schemas.streams.control.organism import (
     ListenerAdded,

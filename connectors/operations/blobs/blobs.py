@@ -30,8 +30,8 @@ from connectors.hub.serving.answers import (
     unavailable,
 )
 from connectors.hub.serving.identities import Origin
-from connectors.hub.serving.served_files import ByteRange
 from connectors.hub.serving.shares import Places
+from connectors.hub.serving.streaming_answer import ByteRange
 from connectors.hub.serving.strict_request import NotRead
 from connectors.operations.rules.hub_policy import check_rate
 from schemas.streams.blob.blob_registry import STORED, BlobReference, BlobRow, BlobStored

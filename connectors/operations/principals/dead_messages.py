@@ -15,7 +15,7 @@ from fastapi import Path, Response
 
 from connectors.hub.engine.family import Family, LongAnswer
 from connectors.hub.engine.operation import Answer, Asked, Behind, IsGone, Operation, Unusual
-from connectors.hub.live.live_rows import LiveRows
+from connectors.hub.live.live_store import LiveRows
 from connectors.hub.live.settled_feed import SettledRecord
 from connectors.hub.services.hub import Hub
 from connectors.hub.serving.answers import ApiError, json_answer, not_found, refuse_rejected

@@ -13,7 +13,7 @@ from pydantic import AwareDatetime, Field, create_model
 
 from connectors.hub.engine.family import Family, LongAnswer, Steps, page_by_name
 from connectors.hub.engine.operation import Answer, Asked
-from connectors.hub.live.live_rows import LiveRows
+from connectors.hub.live.live_store import LiveRows
 from connectors.hub.services.hub import Hub
 from connectors.hub.services.mailbox_waits import Mailbox
 from connectors.hub.serving.answers import ApiError, encoded_within, row_as_json

@@ -10,8 +10,8 @@ from typing import Annotated, Any, ClassVar, Final
 
 from fastapi import Path, Request
 
+from connectors.hub.engine.family import carried_out
 from connectors.hub.engine.operation import Answer, Asked, Call, Operation, Unusual
-from connectors.hub.engine.operation_routes import carried_out
 from connectors.hub.live.settled_feed import SettledRecord
 from connectors.hub.services.hub import Hub
 from connectors.hub.services.mailboxes import own_mailboxes

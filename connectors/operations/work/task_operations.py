@@ -15,8 +15,7 @@ from fastapi import Path
 from connectors.hub.engine.family import ROW_BYTES, Family, LongAnswer, page_by_age
 from connectors.hub.engine.operation import Answer, Asked
 from connectors.hub.live.live_view import LiveView
-from connectors.hub.live.ordered_rows import OrderedRows
-from connectors.hub.live.row_lists import TOKEN_LISTS, task_lists
+from connectors.hub.live.row_lists import TOKEN_LISTS, OrderedRows, task_lists
 from connectors.hub.services.hub import Hub
 from connectors.hub.services.mailboxes import token_mailbox
 from connectors.hub.services.task_keeper import container_of

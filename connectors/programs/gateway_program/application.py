@@ -16,18 +16,17 @@ from fastapi.responses import PlainTextResponse
 from starlette.types import ASGIApp
 
 from connectors.doors.dashboard.application import Dashboard
-from connectors.doors.http_api.contracts.contract_routes import add_contract_routes
-from connectors.doors.http_api.feed.stream_routes import add_stream_routes
+from connectors.doors.http_api.contracts.document_routes import add_api_page, add_contract_routes
 from connectors.doors.http_api.pump.pump_routes import LISTENERS, THREADS, add_pump_routes
 from connectors.doors.http_api.pump.xml_routes import add_xml_routes
-from connectors.doors.http_api.routes.api_routes import add_api_page
 from connectors.doors.http_api.routes.blob_routes import add_blob_routes
 from connectors.doors.http_api.routes.endpoint_routes import EndpointRoutes
 from connectors.doors.http_api.routes.mailbox_stream import add_follow_route
+from connectors.doors.http_api.routes.stream_routes import add_stream_routes
 from connectors.doors.out_of_band.door import OutOfBandDoor
+from connectors.hub.engine.direct_http import DoorEngine
 from connectors.hub.engine.engine import Engine
-from connectors.hub.engine.exchange import DoorEngine
-from connectors.hub.engine.operation_routes import add_operation
+from connectors.hub.engine.family import add_operation
 from connectors.hub.services.hub import Hub
 from connectors.hub.serving.admission import AdmittedRoute, Gate, Routes, open_to_all
 from connectors.hub.serving.answers import NOT_READY, add_error_handlers, json_answer, unavailable

@@ -29,7 +29,7 @@ import structlog
 from connectors.doors.mqtt_accounts.mosquitto_files import reload_broker
 from connectors.doors.mqtt_accounts.mqtt_accounts import MqttAccounts
 from connectors.doors.mqtt_accounts.retained_ends import RetainedEnds
-from connectors.doors.out_of_band.command_keys import ensure_operator_key
+from connectors.doors.out_of_band.signed_commands import ensure_operator_key
 from connectors.hub.live.live_view import LiveView
 from connectors.hub.reactor.reactor import Reactor
 from connectors.hub.services.hub import Hub

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from connectors.doors.out_of_band.command_document import AddListener, RemoveListener
+from connectors.doors.out_of_band.signed_commands import AddListener, RemoveListener
 from schemas.settings.settings import Settings
 from tests.broker_processes import wait_until
 from tests.connectors.cli.conftest import CommandLine

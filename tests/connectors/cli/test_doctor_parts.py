@@ -17,7 +17,7 @@ from connectors.cli.doctor.gateway import check_gateway
 from connectors.cli.doctor.parts import check_files, check_organism, check_xml_pump
 from connectors.cli.shared.call import Call
 from connectors.cli.stack import up_command
-from connectors.doors.file_bridge.progress import Progress, progress_file
+from connectors.doors.file_bridge.records import Progress, progress_file
 from connectors.plumbing.machine import state_file
 from connectors.plumbing.tls_keys.tls_files import TlsFolder, create
 from connectors.programs.local_stack import free_port

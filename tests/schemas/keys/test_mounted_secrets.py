@@ -39,7 +39,7 @@ from connectors.cli.shared.arguments import read_broker
 from connectors.plumbing.gateway_client.gateway_access import ensure_operator_token, read_token_file
 from connectors.tools.job_tools.job_files import read_private
 from connectors.plumbing.mqtt_link.broker_settings import load_role_passwords
-from connectors.doors.out_of_band.command_keys import load_private_key
+from connectors.doors.out_of_band.signed_commands import load_private_key
 from connectors.plumbing.tls_keys.tls_files import check_server_key
 from schemas.integrity.audit_anchors import load_anchor_key
 from schemas.keys.private_files import check_key_file

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from connectors.doors.http_api.pump.pump_models import LeaseRequest
 from connectors.hub.engine.operation import reserve_bytes
-from connectors.hub.reactor.xml_records import XML_DOOR
+from connectors.hub.reactor.derived_records import XML_DOOR
 from connectors.hub.services.conversations import thread_of
 from connectors.hub.services.hub import Hub
 from connectors.operations.messages.shown_messages import answer_bytes_of

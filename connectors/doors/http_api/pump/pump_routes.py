@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 from fastapi import Path, Request, Response
 
-from connectors.doors.http_api.pump.pump_answers import opens_thread
+from connectors.doors.http_api.pump.pump_answers import opens_thread, settle_done
 from connectors.doors.http_api.pump.pump_leases import PumpLeases
 from connectors.doors.http_api.pump.pump_models import (
     HistoryAnswer,
@@ -27,10 +27,9 @@ from connectors.doors.http_api.pump.pump_models import (
     ThreadFilter,
     ThreadsAnswer,
 )
-from connectors.doors.http_api.pump.pump_settling import settle_done
 from connectors.hub.engine.family import ROW_BYTES, Family, LongAnswer, page_by_name
 from connectors.hub.engine.operation import Asked
-from connectors.hub.reactor.xml_records import XML_CONTENT, XML_DOOR
+from connectors.hub.reactor.derived_records import XML_CONTENT, XML_DOOR
 from connectors.hub.services.conversations import child_thread
 from connectors.hub.services.hub import Hub
 from connectors.hub.serving.admission import Routes

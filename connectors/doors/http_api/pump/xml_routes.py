@@ -17,7 +17,7 @@ from pydantic import ConfigDict, Field
 
 from connectors.doors.http_api.pump.pump_answers import newest_question, opens_thread, own_thread, place_of
 from connectors.doors.http_api.pump.pump_leases import HUMAN
-from connectors.hub.reactor.xml_records import XML_CONTENT, XML_DOOR
+from connectors.hub.reactor.derived_records import XML_CONTENT, XML_DOOR
 from connectors.hub.services.conversations import Place, child_thread
 from connectors.hub.services.hub import Hub
 from connectors.hub.serving.admission import Routes

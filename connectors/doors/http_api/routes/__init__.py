@@ -1,1 +1,1 @@
-"""The routes of the HTTP door that are no operation: the document of the API, streams and uploads."""
+"""The routes of the HTTP door that are no operation: streams, verdicts and uploads."""

@@ -19,8 +19,7 @@ from connectors.hub.serving.bounded_http import BODY_PROGRESS
 from connectors.hub.serving.identities import Origin, caller_of
 from connectors.hub.serving.models import ERRORS, NAMED
 from connectors.hub.serving.policy import Action
-from connectors.hub.serving.served_files import is_unchanged, range_of
-from connectors.hub.serving.streaming_answer import StreamPlaces
+from connectors.hub.serving.streaming_answer import StreamPlaces, is_unchanged, range_of
 from connectors.hub.serving.strict_request import check_body_headers
 from connectors.operations.blobs.blobs import Uploads, opened_blob, stored_blob
 from connectors.operations.principals.principal_operations import MAILBOX, NamePath, RealmPath

@@ -10,7 +10,7 @@ from typing import Any, Final
 import orjson
 from pydantic.alias_generators import to_camel
 
-from connectors.doors.mcp_tools.agents.planned_tools import PlannedTool, StatusTool
+from connectors.doors.mcp_tools.agents.operation_tools import PlannedTool, StatusTool
 from connectors.doors.mcp_tools.agents.signed_requests import DOOR, IS_EVENT
 from connectors.doors.mcp_tools.agents.tool_arguments import DiscoverAgents, GetMyMessages
 from connectors.hub.engine.operation import SMALL_BYTES, Answer, Asked, Unusual, reserve_bytes

@@ -17,8 +17,7 @@ from connectors.doors.mcp_tools.agents.agent_tools import (
     message_as_json,
     within_event,
 )
-from connectors.doors.mcp_tools.agents.operation_tools import SendTool
-from connectors.doors.mcp_tools.agents.planned_tools import PlannedTool, ToolCall
+from connectors.doors.mcp_tools.agents.operation_tools import PlannedTool, SendTool, ToolCall
 from connectors.doors.mcp_tools.agents.signed_requests import DOOR, IS_GONE
 from connectors.doors.mcp_tools.agents.tool_arguments import WaitForMessages
 from connectors.hub.engine.operation import SMALL_BYTES, Answer, Asked, Unusual

@@ -6,6 +6,11 @@ recorded. After its signature is recorded, a call cannot go there any more. If i
 example by a blob, the tool's own coroutine serves it, and the answer is sent here.
 
 `test_direct_calls.py` holds the answers and records of both ways equal.
+
+`LeanCalls` serves calls that come by `SignedRequests` without the transport of the `mcp` library, which makes a
+transport, a session and two tasks for each stateless request. The document that `SignedRequests` has decoded is
+the call. The library serves everything else: other methods, the protocol from 2026-07-28 on, calls with
+`_meta`, and each request that it would refuse. So the library words all refusals of that kind.
 """
 
 from __future__ import annotations
@@ -19,23 +24,33 @@ from typing import Any, Final
 
 import orjson
 from mcp import types
+from mcp.server.streamable_http import check_accept_headers
+from mcp.server.transport_security import TransportSecurityMiddleware, TransportSecuritySettings
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
+from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from connectors.doors.mcp_tools.agents.declared_tools import ARGUMENTS, ONLY_READS
-from connectors.doors.mcp_tools.agents.lean_calls import call_answer, is_call
 from connectors.doors.mcp_tools.agents.mcp_tool import result_text
-from connectors.doors.mcp_tools.agents.planned_tools import PlannedTool, ToolCall, agent_caller
+from connectors.doors.mcp_tools.agents.operation_tools import (
+    ARGUMENTS,
+    ONLY_READS,
+    PlannedTool,
+    ToolCall,
+    agent_caller,
+)
 from connectors.doors.mcp_tools.agents.signed_requests import (
+    DOCUMENT,
     DOOR,
+    PRINCIPAL,
     SIGNED_HEADERS,
     CallSignatures,
     body_limit_bytes,
     called_record,
     check_noted,
 )
+from connectors.hub.engine.direct_http import Exchange
 from connectors.hub.engine.engine import outcome, settle_then
-from connectors.hub.engine.exchange import Exchange
 from connectors.hub.engine.operation import Answer, Unusual
 from connectors.hub.live.settled_feed import SettledRecord
 from connectors.hub.services.hub import Hub
@@ -43,6 +58,79 @@ from connectors.hub.serving.answers import ApiError
 from connectors.hub.serving.strict_request import HostNames, name_and_port
 from trunkline_agent.mcp.signing import signature_bytes
 from trunkline_agent.wire.strict_json import decode
+
+_VERSION: Final = b"mcp-protocol-version"
+_ONCE: Final = frozenset({b"host", b"origin", b"accept", b"content-type", _VERSION})
+_CALL: Final = frozenset({"jsonrpc", "id", "method", "params"})
+_PARAMS: Final = frozenset({"name", "arguments"})
+
+Call = Callable[[str, types.CallToolRequestParams], Awaitable[types.CallToolResult]]
+"""Calls a tool for an agent, given by its name, and returns the result. It must not raise."""
+
+
+class LeanCalls:
+    """An ASGI application for signed POST requests, which answers usual calls and passes the others on.
+
+    Args:
+        app: The library's application for stateless requests.
+        call: Calls a tool.
+        security: The allowed Host and Origin headers.
+    """
+
+    def __init__(self, app: ASGIApp, call: Call, security: TransportSecuritySettings) -> None:
+        self._app = app
+        self._call = call
+        self._security = TransportSecurityMiddleware(security)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a call of a tool, or pass the request on."""
+        document = scope[DOCUMENT]
+        if not (_is_call(document) and await self._is_usual(Request(scope))):
+            await self._app(scope, receive, send)
+            return
+        params = types.CallToolRequestParams.model_validate(document["params"], by_name=False)
+        found = await self._call(scope[PRINCIPAL], params)
+        answer = _call_answer(document["id"], found)
+        await Response(answer, headers={"Content-Type": "application/json"})(scope, receive, send)
+
+    async def _is_usual(self, request: Request) -> bool:
+        """Return whether the library would accept the headers, and answer in the form of this class."""
+        names = [name for name, _ in request.scope["headers"] if name in _ONCE]
+        version = request.headers.get(_VERSION.decode())
+        return (
+            len(set(names)) == len(names)
+            and (version is None or version in HANDSHAKE_PROTOCOL_VERSIONS)
+            and request.headers.get("content-type") == "application/json"
+            and check_accept_headers(request)[0]
+            and await self._security.validate_request(request, is_post=True) is None
+        )
+
+
+def _call_answer(number: Any, found: types.CallToolResult) -> bytes:
+    """Return the answer to a call, whose id is `number`."""
+    # In the order of the library's fields. All content of our tools is text.
+    result = {
+        "content": [{"text": getattr(one, "text", ""), "type": "text"} for one in found.content],
+        "isError": bool(found.is_error),
+        "structuredContent": found.structured_content,
+    }
+    return orjson.dumps({"jsonrpc": "2.0", "id": number, "result": result})
+
+
+def _is_call(document: Any) -> bool:
+    """Return whether a decoded body is one call of a tool, with nothing but its name and arguments."""
+    if type(document) is not dict or document.keys() != _CALL or document["jsonrpc"] != "2.0":
+        return False
+    params = document["params"]
+    return (
+        document["method"] == "tools/call"
+        and type(document["id"]) in (int, str)
+        and type(params) is dict
+        and params.keys() <= _PARAMS
+        and type(params.get("name")) is str
+        and type(params.get("arguments")) in (dict, type(None))
+    )
+
 
 _POST: Final = "POST"
 _ACCEPT: Final = frozenset((b"application/json, text/event-stream", b"application/json", b"*/*"))
@@ -147,7 +235,7 @@ class DirectCalls:
     def _asked(self, exchange: Exchange) -> _Call:
         """Return the call of a request. Raises an error if it is not usual."""
         document, _ = decode(exchange.body)
-        if not is_call(document):
+        if not _is_call(document):
             raise Unusual
         orjson.dumps(document["id"])  # raises for a number that no answer can have
         name, arguments = document["params"]["name"], document["params"].get("arguments")
@@ -220,7 +308,7 @@ class DirectCalls:
         rooms = self._hub.answer_memory.begin_request()
         try:
             params = types.CallToolRequestParams(name=call.name, arguments=call.arguments)
-            body = call_answer(call.number, await self._call(exchange.caller.principal, params))
+            body = _call_answer(call.number, await self._call(exchange.caller.principal, params))
             rooms.resize(len(body))
             self._answer(exchange, body, "answered")
             await exchange.connection.sent()
@@ -231,7 +319,7 @@ class DirectCalls:
         found = await self._fault(exchange.caller.principal, call.name, error)
         said: Any = found.structured_content
         self._hub.metrics.called(call.name, said["reason"])
-        self._answer(exchange, call_answer(call.number, found), "refused")
+        self._answer(exchange, _call_answer(call.number, found), "refused")
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -25,13 +25,17 @@ from starlette.routing import Mount, Route
 from connectors.doors.mcp_tools.agents.agent_keys import AgentKeys
 from connectors.doors.mcp_tools.agents.agent_tools import AgentTools
 from connectors.doors.mcp_tools.agents.blob_tools import BlobTools
-from connectors.doors.mcp_tools.agents.declared_tools import ARGUMENTS, ONLY_READS, TOOLS, declared_tools
 from connectors.doors.mcp_tools.agents.delivery_tools import DeliveryTools
-from connectors.doors.mcp_tools.agents.direct_calls import DirectCalls
-from connectors.doors.mcp_tools.agents.lean_calls import LeanCalls
+from connectors.doors.mcp_tools.agents.direct_calls import DirectCalls, LeanCalls
 from connectors.doors.mcp_tools.agents.mcp_tool import reported_progress, tool_error, tool_result
-from connectors.doors.mcp_tools.agents.operation_tools import operation_tools
-from connectors.doors.mcp_tools.agents.planned_tools import PlannedTool
+from connectors.doors.mcp_tools.agents.operation_tools import (
+    ARGUMENTS,
+    ONLY_READS,
+    TOOLS,
+    PlannedTool,
+    declared_tools,
+    operation_tools,
+)
 from connectors.doors.mcp_tools.agents.signed_requests import (
     DOOR,
     PRINCIPAL,

@@ -11,8 +11,8 @@ from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
 from connectors.cli.main import main
+from connectors.doors.dashboard.application import Guard
 from connectors.doors.dashboard.entrance import SESSION_S, Logins
-from connectors.doors.dashboard.guard import Guard
 from connectors.hub.live.live_view import LiveView
 from connectors.hub.serving.identities import Identities, Unidentified
 from connectors.hub.serving.policy import Caller

@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 
-from connectors.doors.file_bridge.progress import Progress
 from connectors.doors.file_bridge.queue_folder import queue_root
+from connectors.doors.file_bridge.records import Progress
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import GatewaySettings, Settings
 from tests.broker_processes import ProgramProcess, wait_until

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from connectors.doors.file_bridge.long_bodies import GatewayBlobs
-from connectors.doors.file_bridge.posting_rules import BridgeRules
+from connectors.doors.file_bridge.posting_rules import BridgeRules, GatewayBlobs
 from connectors.doors.file_bridge.session_carrier import Carry, SessionCarrier
 from schemas.settings.settings import Settings
 from schemas.wire.partitions import Position

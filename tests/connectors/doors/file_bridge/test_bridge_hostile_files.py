@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from connectors.doors.file_bridge.progress import Progress, progress_file
+from connectors.doors.file_bridge.records import Progress, progress_file
 from connectors.log.publisher import Publisher
 from schemas.streams.mailboxes.message import MAILBOX_VIEW, Message
 from tests.broker_processes import wait_until

@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from connectors.doors.file_bridge.held_lines import Carried, NotHeld
+from connectors.doors.file_bridge.held_lines import NOT_TRIED, Carried, HeldRetries, NotHeld
 from connectors.doors.file_bridge.posting_rules import NO_VERDICT, BridgeRules, KnownLimits
-from connectors.doors.file_bridge.put_off import NOT_TRIED, HeldRetries
 from connectors.doors.file_bridge.session_carrier import SessionCarrier
 from schemas.effects.recipients import Limits
 from schemas.fold.entries import Entries

@@ -10,9 +10,15 @@ from typing import Any
 import orjson
 import pytest
 
-from connectors.doors.file_bridge.fetched_blobs import blob_of_message, is_body, line_with_blob
-from connectors.doors.file_bridge.long_bodies import GatewayBlobs, NotUploaded, Parts, body_in
-from connectors.doors.file_bridge.posting_rules import BridgeRules, KnownLimits
+from connectors.doors.file_bridge.mailbox_follower import blob_of_message, is_body, line_with_blob
+from connectors.doors.file_bridge.posting_rules import (
+    BridgeRules,
+    GatewayBlobs,
+    KnownLimits,
+    NotUploaded,
+    Parts,
+    body_in,
+)
 from connectors.doors.file_bridge.records import posting_of
 from schemas.settings.settings import LimitSettings, Settings
 from schemas.streams.blob.blob_registry import BlobReference

@@ -7,8 +7,8 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from connectors.hub.engine.direct_http import Exchange
 from connectors.hub.engine.engine import Engine
-from connectors.hub.engine.exchange import Exchange
 from connectors.hub.live.settled_feed import SettledRecord
 from connectors.hub.services.listeners import Listeners
 from connectors.hub.serving.admission import Gate

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from connectors.doors.http_api.contracts.contract_files import ASYNCAPI_FILE
+from connectors.doors.http_api.contracts.document_routes import ASYNCAPI_FILE
 from schemas.settings.settings import PROJECT_ROOT
 from tests.programs import required_program, run_program
 

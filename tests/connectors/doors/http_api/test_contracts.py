@@ -15,10 +15,9 @@ import jsonschema
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from connectors.doors.http_api.contracts.asyncapi import asyncapi_document
-from connectors.doors.http_api.contracts.contract_files import contract_files, file_of
-from connectors.doors.http_api.contracts.log_messages import header_schema
-from connectors.doors.http_api.contracts.mqtt_payloads import (
+from connectors.doors.http_api.contracts.asyncapi import asyncapi_document, header_schema
+from connectors.doors.http_api.contracts.document_routes import contract_files, file_of
+from connectors.doors.http_api.contracts.json_schemas import (
     EXAMPLES,
     MQTT_INBOX_MESSAGE,
     MQTT_JOB_EVENT,
@@ -29,7 +28,7 @@ from connectors.doors.http_api.contracts.mqtt_payloads import (
     payload_schema,
 )
 from connectors.doors.mqtt_bridge.bridge_records import receipt_of
-from connectors.hub.engine.operation_routes import add_operation
+from connectors.hub.engine.family import add_operation
 from connectors.hub.live.live_view import LiveView
 from connectors.hub.services.hub import Hub
 from connectors.hub.serving.admission import AdmittedRoute

@@ -15,8 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from connectors.doors.http_api.contracts.json_schemas import kind_of, record_schema
-from connectors.doors.http_api.contracts.mqtt_payloads import MQTT_PAYLOADS, payload_schema
+from connectors.doors.http_api.contracts.json_schemas import (
+    MQTT_PAYLOADS,
+    kind_of,
+    payload_schema,
+    record_schema,
+)
 from schemas.streams.kinds import RECORD_TYPES
 from tests.random_log import RandomLog
 from tests.schemas.job_records import KEYRING

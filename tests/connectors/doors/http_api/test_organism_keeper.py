@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from connectors.doors.out_of_band.command_document import AddListener, HotReload, RemoveListener
+from connectors.doors.out_of_band.signed_commands import AddListener, HotReload, RemoveListener
 from tests.broker_processes import BrokerProcess, wait_until
 from tests.connectors.doors.http_api.hub_access import GatewayProcess
 from tests.connectors.doors.out_of_band.conftest import CommandStack, command_settings

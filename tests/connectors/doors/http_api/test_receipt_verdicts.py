@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from connectors.doors.http_api.feed.verdict_lines import ReceiptVerdicts
+from connectors.doors.http_api.routes.stream_routes import ReceiptVerdicts
 from connectors.hub.live.settled_feed import SettledRecord
 from schemas.wire.partitions import Position
 

@@ -13,11 +13,11 @@ from connectors.doors.mcp_tools.agents.blob_tools import BlobTools
 from connectors.doors.mcp_tools.agents.door import tools_of
 from connectors.hub.blobs.blob_keeper import BlobKeeper
 from connectors.hub.blobs.blob_store import BlobStore
-from connectors.hub.live.live_rows import LiveRows
+from connectors.hub.live.live_store import LiveRows
 from connectors.hub.live.log_clock import LogClock
 from connectors.hub.live.row_lists import RowLists
 from connectors.hub.live.settled_feed import SettledRecord
-from connectors.hub.reactor.related_names import TopicsBySubscriber
+from connectors.hub.reactor.derived_records import TopicsBySubscriber
 from connectors.hub.services.log_appender import LogAppender
 from connectors.hub.services.mailbox_waits import MailboxWaits
 from connectors.hub.services.mailboxes import MailboxIndex

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from connectors.doors.mcp_tools.agents.operation_tools import BroadcastTool
-from connectors.doors.mcp_tools.agents.planned_tools import ToolCall
+from connectors.doors.mcp_tools.agents.operation_tools import BroadcastTool, ToolCall
 from connectors.doors.mcp_tools.agents.tool_arguments import BroadcastMessage
 from connectors.hub.engine.operation import Unusual
 from connectors.operations.topics import broadcast_operations

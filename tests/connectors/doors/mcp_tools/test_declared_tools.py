@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from connectors.doors.mcp_tools.agents.declared_tools import declared_arguments, declared_tools
 from connectors.doors.mcp_tools.agents.mcp_tool import described_tools
+from connectors.doors.mcp_tools.agents.operation_tools import declared_arguments, declared_tools
 from connectors.hub.engine.family import Family, LongAnswer
 from connectors.hub.serving.models import AnswerBody, PageFilter, RequestBody
 from connectors.hub.serving.policy import Action

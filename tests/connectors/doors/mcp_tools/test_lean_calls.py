@@ -10,8 +10,8 @@ import httpx
 import pytest
 from mcp.server.streamable_http_manager import StreamableHTTPASGIApp
 
+from connectors.doors.mcp_tools.agents.direct_calls import LeanCalls
 from connectors.doors.mcp_tools.agents.door import AgentMcp, _host_names, _security
-from connectors.doors.mcp_tools.agents.lean_calls import LeanCalls
 from connectors.doors.mcp_tools.agents.mcp_tool import tool_error, tool_result
 from connectors.doors.mcp_tools.agents.signed_requests import DOCUMENT, PRINCIPAL
 from connectors.hub.live.live_view import LiveView

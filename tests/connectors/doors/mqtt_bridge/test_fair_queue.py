@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from connectors.doors.mqtt_bridge.fair_queue import FairQueue
+from connectors.doors.mqtt_bridge.publish_limits import FairQueue
 
 pytestmark = pytest.mark.requirement("LM-09")
 WITHIN_S = 5.0

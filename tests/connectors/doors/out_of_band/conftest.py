@@ -17,8 +17,15 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from connectors.doors.out_of_band.client import post_command
-from connectors.doors.out_of_band.command_document import Action, AddListener, command_bytes
-from connectors.doors.out_of_band.command_keys import key_id, load_private_key, private_key_file, sign
+from connectors.doors.out_of_band.signed_commands import (
+    Action,
+    AddListener,
+    command_bytes,
+    key_id,
+    load_private_key,
+    private_key_file,
+    sign,
+)
 from connectors.log.kafka_topic import ensure_topic
 from schemas.keys.sealing import ensure_keyring
 from schemas.settings.settings import GatewaySettings, Settings, XmlPumpSettings

@@ -8,14 +8,15 @@ import stat
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from connectors.doors.out_of_band.command_document import (
+from connectors.doors.out_of_band.signed_commands import (
     AddListener,
     GetStatus,
     HotReload,
     ListListeners,
     RemoveListener,
+    key_id,
+    sign,
 )
-from connectors.doors.out_of_band.command_keys import key_id, sign
 from tests.broker_processes import wait_until
 from tests.connectors.doors.out_of_band.conftest import CommandStack
 from tests.connectors.doors.out_of_band.sample_handlers import MODULE, NAMESPACE

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from connectors.doors.out_of_band.command_document import AddListener, HotReload, RemoveListener
+from connectors.doors.out_of_band.signed_commands import AddListener, HotReload, RemoveListener
 from tests.broker_processes import wait_until
 from tests.connectors.doors.out_of_band.conftest import CommandStack
 from trunkline_agent.errors import BackboneUnreachable

@@ -13,13 +13,13 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from connectors.doors.out_of_band.command_document import read_command
-from connectors.doors.out_of_band.command_keys import (
+from connectors.doors.out_of_band.signed_commands import (
     CommandKey,
     ensure_operator_key,
     key_id,
     load_private_key,
     private_key_file,
+    read_command,
     read_keys,
     sign,
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from connectors.doors.out_of_band.client import give_command
-from connectors.doors.out_of_band.command_document import AddListener, HotReload, RemoveListener
+from connectors.doors.out_of_band.signed_commands import AddListener, HotReload, RemoveListener
 from tests.broker_processes import BrokerProcess, wait_until
 from tests.connectors.doors.xml_pump.pump_stack import PumpStack, document, element, listener, pump_stack
 

@@ -135,7 +135,7 @@ def test_offsets_and_entries_are_of_one_version_while_the_table_grows(
         grown.append(True)
         return read_progress(table)
 
-    monkeypatch.setattr("connectors.hub.live.view_reader.read_progress", read_while_it_grows)
+    monkeypatch.setattr("connectors.hub.live.table_reader.read_progress", read_while_it_grows)
     with loaded_state(backbone_settings, keyring) as state:
         assert state.place.offsets == {0: 0, **early}
         assert entries_of(state) == folded_until(log, keyring, early).entries
@@ -287,7 +287,7 @@ def test_only_the_newest_final_messages_are_loaded_and_the_bodies_of_the_loaded_
 def test_a_broken_table_is_a_clear_error_and_leaves_nothing_half_loaded(
     backbone_settings, keyring, log, monkeypatch
 ):
-    monkeypatch.setattr("connectors.hub.live.view_reader._AGAIN_S", 0.0)
+    monkeypatch.setattr("connectors.hub.live.table_reader._AGAIN_S", 0.0)
     early, _, _ = cuts(log)
     folded = folded_until(log, keyring, early)
     folded.write_entries(backbone_settings, early)

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from connectors.doors.dashboard.shown_rows import jobs_page
-from connectors.hub.live import ordered_rows
-from connectors.hub.live.ordered_rows import OrderedRows, SortedKeys
+from connectors.doors.dashboard.past_records import jobs_page
+from connectors.hub.live import row_lists
 from connectors.hub.live.row_lists import (
     CONTAINER_LISTS,
     TOKEN_LISTS,
+    OrderedRows,
     RowLists,
+    SortedKeys,
     job_lists,
     task_lists,
 )
@@ -252,7 +253,7 @@ def test_present_participants_and_active_keys_are_in_memory(monkeypatch: pytest.
 def test_each_list_equals_a_scan_also_of_rows_that_were_loaded_while_changes_came(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ordered_rows, "_BLOCK", 8)
+    monkeypatch.setattr(row_lists, "_BLOCK", 8)
     view, lists = loaded_amid_changes(seed)
     check_all(view, lists)
     view.grow(RECORDS // 4)
@@ -309,7 +310,7 @@ def test_a_row_that_memory_has_lost_or_that_left_its_group_is_left_out_and_the_p
 
 def test_sorted_keys_equal_a_sorted_set_after_any_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     for block in (2, 5, 1024):
-        monkeypatch.setattr(ordered_rows, "_BLOCK", block)
+        monkeypatch.setattr(row_lists, "_BLOCK", block)
         draw, keys, model = random.Random(block), SortedKeys(), set[bytes]()
         for step in range(6_000):
             key = draw.randbytes(draw.choice([0, 1, 1, 2]))

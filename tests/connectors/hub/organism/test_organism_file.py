@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from connectors.hub.organism.handler_descriptions import describe_handlers
+from connectors.hub.organism.declared_files import describe_handlers
 from connectors.hub.organism.organism_file import OrganismError, load_organism
 from schemas.settings.settings import PROJECT_ROOT
 from tests.broker_processes import wait_until

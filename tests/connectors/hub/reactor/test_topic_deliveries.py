@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from connectors.hub.reactor.related_names import TopicsBySubscriber
+from connectors.hub.reactor.derived_records import TopicsBySubscriber
 from schemas.effects.topic_effects import Delivery, delivery_of
 from schemas.fold.settled import AppliedChange
 from schemas.fold.view_rows import Row

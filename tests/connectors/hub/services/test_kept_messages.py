@@ -9,7 +9,7 @@ from collections.abc import Callable
 import orjson
 import pytest
 
-from connectors.hub.live.live_rows import LiveRows
+from connectors.hub.live.live_store import LiveRows
 from connectors.hub.live.settled_feed import SettledFeed
 from connectors.hub.services import mailbox_waits, mailboxes
 from connectors.hub.services.conversations import Conversations

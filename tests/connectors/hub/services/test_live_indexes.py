@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from connectors.hub.live import ordered_rows
+from connectors.hub.live import row_lists
 from connectors.hub.services import mailboxes
 from connectors.hub.services.mailboxes import Depth, MailboxIndex
 from connectors.hub.services.picking import BrokerOverlays
@@ -73,7 +73,7 @@ def amid(index: Any, rows: list[Any], changes: Iterator[AppliedChange]) -> None:
 def test_mailboxes_by_depth_and_messages_of_a_task_equal_a_scan(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ordered_rows, "_BLOCK", 4)
+    monkeypatch.setattr(row_lists, "_BLOCK", 4)
     draw, made, index = random.Random(seed), Changes(), MailboxIndex()
     source = RandomMailboxes(draw, AGENTS, AGENTS)
 

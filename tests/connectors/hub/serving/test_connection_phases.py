@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from connectors.hub.engine.exchange import Exchange
+from connectors.hub.engine.direct_http import Exchange
 from connectors.hub.serving.bounded_http import BODY_PROGRESS
 from connectors.hub.serving.connection_budget import Phase
 from schemas.settings.settings import GatewaySettings

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from connectors.hub.engine.exchange import Exchange
+from connectors.hub.engine.direct_http import Exchange
 from connectors.hub.serving.bounded_http import IS_STREAM
 from connectors.hub.serving.connection_budget import Phase
 from connectors.hub.serving.strict_http import HEAD_BYTES

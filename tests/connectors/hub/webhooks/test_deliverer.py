@@ -11,7 +11,7 @@ import structlog
 from cloudevents.core.bindings.http import HTTPMessage, from_structured_event
 from cloudevents.core.formats.json import JSONFormat
 
-from connectors.doors.dashboard.shown_rows import record_as_json
+from connectors.doors.dashboard.past_records import record_as_json
 from connectors.hub.services.settled_stream import settled_as_json
 from connectors.hub.serving.shares import ByteBudget
 from schemas.keys.sealing import webhook_secret_purpose

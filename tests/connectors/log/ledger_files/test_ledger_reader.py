@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable
 
 from connectors.doors.dashboard.past_records import records_between
-from connectors.hub.live import verdict_reader
+from connectors.hub.live import table_reader
 from connectors.log.ledger_files.ledger_reader import POLL_S, LedgerFilter, LedgerPart, LedgerReader
 from schemas.settings.settings import Settings
 from schemas.tables.ledger_arrow import LEDGER_ARROW
@@ -259,7 +259,7 @@ def test_records_that_a_reader_missed_are_bounded_in_bytes(
     for _ in range(6):
         table.commit(*(table.message(f"job/{JOB}", b"x" * 1000) for _ in range(20)))
     assert len(records_between(settings, {0: (0, 120)})) == 120
-    monkeypatch.setattr(verdict_reader, "READ_BYTES_MOST", 50_000)
+    monkeypatch.setattr(table_reader, "READ_BYTES_MOST", 50_000)
 
     found = records_between(settings, {0: (0, 120)})
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from connectors.plumbing.gateway_client.gateway_tls import listener_context
 
+from connectors.plumbing.gateway_client.gateway_access import listener_context
 from connectors.plumbing.tls_keys.tls_files import client_name, create
 from schemas.log_access.kafka_clients import kafka_context, spark_security
 from schemas.settings.settings import GatewaySettings, KafkaSettings, MqttSettings, SettingsError

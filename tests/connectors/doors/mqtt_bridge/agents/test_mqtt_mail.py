@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 from paho.mqtt.client import MQTTMessage
 
-from connectors.doors.http_api.contracts.mqtt_payloads import payload_schema
+from connectors.doors.http_api.contracts.json_schemas import payload_schema
 from tests.broker_processes import wait_until
 from tests.connectors.doors.http_api.hub_access import add_principal, register, server_events
 from tests.connectors.doors.mqtt_bridge.agents.mail_run import MailRun, body_of
