@@ -100,14 +100,16 @@ def wrong_values(schema: dict[str, Any], parts: dict[str, Any]) -> Iterator[Any]
         return  # any JSON
     samples = {"null": None, "boolean": True, "string": "\x00", "array": [[]], "object": {"x": [1]}}
     yield from (value for kind, value in samples.items() if kind not in kinds or kind in ("string", "array"))
+    if "string" in kinds:
+        yield from ("bell \a", "\x1b[2J", "\x9b")
     if not kinds & {"integer", "number"}:
         yield 7
     for one in found:
         yield from beyond(one)
         if "enum" in one:
             yield "no-such-word"
-        if "pattern" in one and not re.search(one["pattern"], ""):
-            yield ""
+        if "pattern" in one:
+            yield from (text for text in ("", "a b", "../x") if not re.search(one["pattern"], text))
         if one.get("type") == "integer":
             yield from (1.5, "1")
 

@@ -35,6 +35,7 @@ from trunkline_agent.errors import BackboneUnreachable
 
 OPERATOR_TOKEN = "operators-own-token-000000000000"
 BODY_LIMIT = 64 * 1024
+IDLE_S = 20
 AWAY = "Kafka is away, as the test wants"
 JSON = "application/json"
 
@@ -273,7 +274,12 @@ class MemoryGateway:
         if not hasattr(self._local, "connections"):
             self._local.connections = [HTTPConnection(LOOPBACK, port, timeout=20) for port in self.ports]
             self._open += self._local.connections
+            self._local.used = dict[int, float]()
         found: HTTPConnection = self._local.connections[door]
+        # The gateway closes a connection that nothing was sent on for a minute.
+        if time.monotonic() - self._local.used.get(door, 0) > IDLE_S:
+            found.close()
+        self._local.used[door] = time.monotonic()
         return found
 
     def accepted(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from typing import Any
 
 import pytest
@@ -18,8 +19,12 @@ from tests.matrix.samples import SAMPLES
 pytestmark = pytest.mark.requirement("HH-12")
 
 BAD_WORDS = {"job_id": "FFFFFFFF", "token_id": "f" * 13, "key_id": "f" * 15, "scope": "team"}
-BAD_NAMES = ("-x", "a%20b", "x" * 129, "%C3%A9")
+BAD_NAMES = ("-x", "a%20b", "x" * 129, "%C3%A9", "a+b", "a%23", "a%0A", "%00")
 NO_BODIES = (b"{", b"[]", b"7", b'"x"', b"null", b"{}{}", b"\xff", b'{"a": NaN}', b"[" * 70 + b"]" * 70)
+
+
+# Of a request, in the text of a refusal.
+QUOTED = re.compile(r"no.such|x{9}|a b|[\x00-\x1f]")
 
 
 @pytest.mark.parametrize("name", KEYED)
@@ -88,6 +93,7 @@ def test_a_malformed_request_is_refused_with_a_reason_and_recorded(ground: Groun
         answer = both(ground, caller, name, request)
         assert answer.said == (400, "malformed"), (request, answer)
         assert answer.document.keys() == {"reason", "message"}
+        assert not QUOTED.search(answer.document["message"]), answer
     assert watched.refused == [("malformed", caller.name, asked.route)] * 2 * len(bad)
     assert not watched.records
 
@@ -166,6 +172,30 @@ def test_an_unknown_name_in_the_body_is_not_found_and_recorded(
     assert not watched.records
 
 
+@pytest.mark.requirement("HH-09")
+@pytest.mark.parametrize("blank", ["", " ", " \n\t"])
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("send_message", "type"),
+        ("broadcast_message", "type"),
+        ("publish_message", "type"),
+        ("set_schedule", "type"),
+        ("submit_task", "description"),
+    ],
+)
+def test_a_blank_text_is_refused_by_the_policy_and_recorded(
+    ground: Ground, name: str, field: str, blank: str
+) -> None:
+    request = SAMPLES[name].request(ground, ground.operator, **{field: blank})
+    watched = Watched(ground)
+    refused = both(ground, ground.operator, name, request)
+    if refused.said != (400, "malformed"):  # of a text of one line
+        assert refused.said == (403, "policy")
+    assert watched.refused == [(refused.said[1], "operator", operation(ground, name).route)] * 2
+    assert not watched.records
+
+
 HOSTILE = {
     "cut off": b'{"session": "x"',
     "nothing": b" ",
@@ -191,6 +221,14 @@ def test_a_hostile_body_is_malformed_and_is_not_repeated(ground: Ground, kind: s
     answer = both(ground, ground.operator, "create_session", request)
     assert answer.said == (400, "malformed")
     assert "canary" not in answer.document["message"]
+
+
+@pytest.mark.requirement("HH-12")
+@pytest.mark.parametrize("kind", [one for one, body in HOSTILE.items() if body.endswith(b"}")][1:-1])
+def test_a_hostile_payload_is_malformed_though_it_may_be_any_json(ground: Ground, kind: str) -> None:
+    envelope = b'{"recipient": "hub", "type": "note", "payload": ' + HOSTILE[kind] + b"}"
+    request = address(ground, "send_message")._replace(body=envelope)
+    assert both(ground, ground.operator, "send_message", request).said == (400, "malformed")
 
 
 @pytest.mark.requirement("HH-22")

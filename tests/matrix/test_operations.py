@@ -151,3 +151,15 @@ def test_each_field_of_the_body_reaches_the_log(ground: Ground, name: str, caref
         spelled = json.dumps(value, ensure_ascii=False).strip('"')
         thousandfold = str(value * 1000) if type(value) is int else spelled
         assert spelled in found or thousandfold in found, (field, found)
+
+
+@pytest.mark.requirement("HB-06")
+@pytest.mark.parametrize("careful", WAYS)
+def test_a_deleted_task_is_cancelled_and_stays_readable(ground: Ground, careful: bool) -> None:
+    request = SAMPLES["delete_task"].request(ground, ground.operator)
+    assert (
+        ground.ask(ground.operator, "delete_task", request, careful=careful).document["status"] == "cancelled"
+    )
+    again = ground.ask(ground.operator, "delete_task", request, careful=careful)
+    assert again.said == (409, "after_terminal")
+    assert ground.ask(ground.operator, "show_task", request).document["status"] == "cancelled"

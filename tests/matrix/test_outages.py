@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.matrix.asking import CHANGES, KEYED, UNLOGGED, WAYS, Watched, both, operation
-from tests.matrix.ground import Ground, Request, fresh
+from tests.matrix.asking import CHANGES, KEYED, UNLOGGED, WAYS, Watched, address, both, operation
+from tests.matrix.ground import Caller, Ground, Request, fresh
 from tests.matrix.samples import SAMPLES
 from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE
 
@@ -78,6 +78,23 @@ def test_a_reading_request_needs_no_kafka(ground: Ground, name: str) -> None:
         log.is_away, appender._away = False, None
     assert before.status == SAMPLES[name].status
     assert before.verdict is None
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_refusal_needs_no_kafka(ground: Ground, name: str) -> None:
+    stranger, log, appender = Caller("", "", "nobodys-token"), ground.gateway.log, ground.gateway.hub.appender
+    requests = [(stranger, address(ground, name))]
+    if operation(ground, name).BODY is not None:
+        requests.append((ground.operator, address(ground, name)._replace(body=b"[]")))
+    if SAMPLES[name].reach("v") is None:
+        requests.append((ground.caller("v"), SAMPLES[name].request(ground, ground.operator)))
+    before = [both(ground, caller, name, request) for caller, request in requests]
+    assert {answer.status for answer in before} <= {400, 401, 403}
+    log.is_away, appender._away = True, "Kafka is away"
+    try:
+        assert [both(ground, caller, name, request) for caller, request in requests] == before
+    finally:
+        log.is_away, appender._away = False, None
 
 
 @pytest.mark.parametrize("name", [one for one in KEYED if SAMPLES[one].is_alone])

@@ -1,6 +1,6 @@
 """The engine of the hub's operations: admission, turns, the log, and answers, most without a coroutine.
 
-The rules are those of the careful path, which gets everything unusual. `test_direct_http.py` holds both equal.
+The rules are those of the careful path, which gets everything unusual. `tests/matrix` holds both equal.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ one of some tools with valid arguments. All others go, with their bytes, to `Sig
 recorded. After its signature is recorded, a call cannot go there any more. If it is unusual in another way, for
 example by a blob, the tool's own coroutine serves it, and the answer is sent here.
 
-`test_direct_calls.py` holds the answers and records of both ways equal.
+`tests/matrix` holds the answers and records of both ways equal.
 
 `LeanCalls` serves calls that come by `SignedRequests` without the transport of the `mcp` library, which makes a
 transport, a session and two tasks for each stateless request. The document that `SignedRequests` has decoded is
