@@ -64,6 +64,11 @@ def test_while_kafka_is_away_changes_are_answered_503_at_once_reads_go_on_and_it
                 assert int(answer.headers["Retry-After"]) >= 1
                 assert seconds < AT_ONCE_S, (path, seconds)
             assert operator.get(f"{JOBS}/{before['job_id']}").json()["status"] == "pending"
+            # Nobody can know whether a mailbox is empty.
+            assert operator.get(MESSAGES).status_code == 503
+            with operator.stream("GET", "/api/hub/events") as answer:
+                assert next(answer.iter_lines())
+            assert [operator.get(path).status_code for path in ("/healthz", "/metrics")] == [200, 200]
             with gateway.client("nobody") as stranger:
                 assert stranger.get(JOBS).status_code == 401
         wait_until(lambda: operator.get("/readyz").status_code == 200, 30, "ready again")

@@ -10,7 +10,7 @@ from datetime import datetime
 import pytest
 
 from tests.broker_processes import wait_until
-from tests.connectors.doors.http_api.hub_access import JOBS, add_principal, register, server_events
+from tests.connectors.doors.http_api.hub_access import JOBS, register, server_events
 from tests.connectors.doors.http_api.test_gateway_streams import job_event
 from trunkline_agent.wire.mqtt_password import job_user, mqtt_password
 
@@ -101,25 +101,6 @@ def test_an_unknown_or_ended_job_and_a_bad_overlap_are_refused(operator):
     assert (over.status_code, over.json()["reason"]) == (409, "after_terminal")
     again = rotate(operator, job_id, "k1", overlap_s=0)
     assert (again.status_code, again.json()["secret"]) == (201, told.json()["secret"])
-
-
-def test_a_delegator_rotates_the_secrets_of_jobs_that_it_registered_and_no_others(
-    gateway, operator, read_topic
-):
-    with (
-        gateway.client(add_principal(operator, "dora", "delegator")) as dora,
-        gateway.client(add_principal(operator, "bo", "worker")) as bo,
-    ):
-        mine, other = register(dora, session="bo")["job_id"], register(operator)["job_id"]
-        assert bo.post(f"{JOBS}/pick", json={"session": "bo"}).json()["job_id"] == mine
-        assert rotate(dora, mine).status_code == 201
-        for client, job_id in ((dora, other), (dora, "00000000"), (bo, mine)):
-            refused = rotate(client, job_id)
-            assert (refused.status_code, refused.json()["reason"]) == (403, "policy")
-    refused = [json.loads(record.value) for record in read_topic(9) if record.key == b"refused/http"]
-    assert [r["principal"] for r in refused] == ["dora", "dora", "bo"]
-    assert {(r["reason"], r["route"].endswith("/secret")) for r in refused} == {("policy", True)}
-    assert operator.get(f"{JOBS}/{other}").json()["secret_rotations"] is None
 
 
 def test_no_secret_of_a_rotation_is_in_a_log_a_record_a_row_or_another_answer(gateway, operator, read_topic):

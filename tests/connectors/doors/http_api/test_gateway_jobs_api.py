@@ -10,7 +10,7 @@ import pytest
 from connectors.hub.serving.identities import request_uuid
 from schemas.keys.sealing import broker_password_purpose, job_secret_purpose
 from schemas.streams.job.job_registry import JobRegistration
-from tests.connectors.doors.http_api.hub_access import JOBS, add_principal, register
+from tests.connectors.doors.http_api.hub_access import JOBS, register
 
 PASSWORD = "canary-broker-password"
 
@@ -45,27 +45,6 @@ def test_a_job_is_registered_picked_shown_and_cancelled(operator):
     assert (none.status_code, none.json()["reason"]) == (404, "no_match")
 
 
-@pytest.mark.requirement("CM-04")
-@pytest.mark.requirement("JE-10")
-def test_a_registration_sent_again_under_its_key_has_the_same_answer(gateway, operator):
-    key = {"Idempotency-Key": "once"}
-    fields = {"description": "build", "session": "s", "broker": {"host": "mq", "password": PASSWORD}}
-    first = operator.post(JOBS, json=fields, headers=key)
-    assert (first.status_code, first.headers["Trunkline-Verdict"]) == (201, "accepted")
-    operator.post(f"{JOBS}/{first.json()['job_id']}/cancel", json={})
-    second = operator.post(JOBS, json=fields, headers=key)
-    assert (second.status_code, second.headers["Trunkline-Verdict"]) == (201, "duplicate")
-    assert [second.json()[n] for n in ("job_id", "secret")] == [first.json()[n] for n in ("job_id", "secret")]
-    for other in ({"description": "other"}, {"session": "t"}, {"broker": {"host": "mq", "password": "other"}}):
-        conflict = operator.post(JOBS, json=fields | other, headers=key)
-        assert (conflict.status_code, conflict.json()["reason"]) == (409, "seq_conflict")
-    with gateway.client(add_principal(operator, "ann", "delegator")) as ann:
-        assert ann.post(JOBS, json=fields, headers=key).json()["job_id"] != first.json()["job_id"]
-    assert operator.get(JOBS).json()["total"] == 2
-    for bad in ("", "a b", "x" * 256):
-        assert operator.post(JOBS, json=fields, headers={"Idempotency-Key": bad}).status_code == 400
-
-
 @pytest.mark.requirement("JE-10")
 @pytest.mark.parametrize(("door", "principal"), [("cli", "ann"), ("http", "operator")])
 def test_an_id_that_another_request_has_is_passed_over(
@@ -88,21 +67,6 @@ def test_an_id_that_another_request_has_is_passed_over(
         assert answers[0]["job_id"] == answers[1]["job_id"] == uuid.uuid5(made, "taken").hex[:8]
         assert answers[0]["secret"] == answers[1]["secret"]
         assert operator.get(JOBS).json()["total"] == 2
-
-
-@pytest.mark.requirement("CM-04")
-def test_a_cancellation_sent_again_under_its_key_is_the_same_one(operator):
-    job_id = register(operator)["job_id"]
-    key = {"Idempotency-Key": "stop it"[:4]}
-    answers = [
-        operator.post(f"{JOBS}/{job_id}/cancel", json={"reason": "r"}, headers=key).json() for _ in range(2)
-    ]
-    assert [(a["status"], a["verdict"]) for a in answers] == [
-        ("cancelled", "accepted"),
-        ("cancelled", "duplicate"),
-    ]
-    other = operator.post(f"{JOBS}/{job_id}/cancel", json={"reason": "another"}, headers=key)
-    assert (other.status_code, other.json()["reason"]) == (409, "seq_conflict")
 
 
 @pytest.mark.requirement("CM-05")

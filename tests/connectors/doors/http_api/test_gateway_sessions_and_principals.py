@@ -35,23 +35,6 @@ def test_a_session_is_created_stopped_resumed_and_ended(operator):
     assert operator.get(f"{SESSIONS}/s").json()["status"] == "terminated"
 
 
-@pytest.mark.requirement("CM-04")
-@pytest.mark.requirement("JE-14")
-def test_requests_about_sessions_sent_again_under_their_keys_are_the_same(operator):
-    for path, body, other in (
-        (SESSIONS, {"session": "s"}, {"session": "s", "description": "x"}),
-        (f"{SESSIONS}/s/stop", {"reason": "a"}, {"reason": "b"}),
-        (f"{SESSIONS}/s/resume", {}, {"host": "h"}),
-    ):
-        key = {"Idempotency-Key": f"key-{path}"}
-        answers = [operator.post(path, json=body, headers=key) for _ in range(2)]
-        assert [a.headers["Trunkline-Verdict"] for a in answers] == ["accepted", "duplicate"]
-        assert answers[0].json() == answers[1].json()
-        assert answers[0].status_code == answers[1].status_code
-        conflict = operator.post(path, json=other, headers=key)
-        assert (conflict.status_code, conflict.json()["reason"]) == (409, "seq_conflict")
-
-
 def test_a_principal_is_added_works_and_is_revoked_for_ever(gateway, operator):
     token = add_principal(operator, "ann", "viewer")
     listed = operator.get(PRINCIPALS)
@@ -72,20 +55,6 @@ def test_a_principal_is_added_works_and_is_revoked_for_ever(gateway, operator):
     assert operator.post(f"{PRINCIPALS}/nobody/revoke", json={}).status_code == 404
     for reserved in ("operator", "reactor", "anonymous"):
         assert operator.post(PRINCIPALS, json={"principal": reserved, "role": "viewer"}).status_code == 400
-
-
-@pytest.mark.requirement("CM-04")
-def test_a_principal_added_again_under_the_same_key_is_told_the_same_token(operator):
-    key, body = {"Idempotency-Key": "k"}, {"principal": "ann", "role": "worker"}
-    first, second = (operator.post(PRINCIPALS, json=body, headers=key) for _ in range(2))
-    assert first.json() == second.json() and second.headers["Trunkline-Verdict"] == "duplicate"
-    other = operator.post(PRINCIPALS, json=body | {"role": "viewer"}, headers=key)
-    assert other.json()["reason"] == "seq_conflict"
-    assert operator.post(PRINCIPALS, json=body, headers={"Idempotency-Key": "l"}).status_code == 409
-    namesake = operator.post(PRINCIPALS, json=body | {"principal": "bo"}, headers=key)
-    assert namesake.json()["token"] != first.json()["token"]
-    operator.post(f"{PRINCIPALS}/ann/revoke", json={})
-    assert operator.post(PRINCIPALS, json=body, headers=key).status_code == 409
 
 
 def test_refusals_are_recorded_with_their_reason_and_rate_limited(gateway, operator, read_topic):

@@ -149,13 +149,6 @@ def test_no_agent_bears_the_name_of_a_principal_of_our_own(hub):
             file.unlink()
 
 
-def test_an_unknown_agent_and_a_name_that_is_none_are_refused(hub):
-    for path, status in ((f"{AGENTS}/nobody", 404), (f"{AGENTS}/-x", 400), (f"{AGENTS}/a%20b", 400)):
-        answer = hub.operator.get(path)
-        assert answer.status_code == status
-        assert set(answer.json()) == {"reason", "message"}
-
-
 @pytest.mark.requirement("HH-11")
 def test_a_running_task_names_the_container_that_it_runs_in(hub):
     task = hub.submit("idle", key="named")

@@ -342,40 +342,6 @@ def test_a_mailboxs_stream_goes_on_at_another_gateway_without_a_gap_and_takes_no
     assert ids(taken(here)) == posted[3:]
 
 
-WRONG = (
-    ("GET", "", {"wait": -1}, None),
-    ("GET", "", {"wait": 301}, None),
-    ("GET", "", {"wait": "nan"}, None),
-    ("GET", "", {"lease": 0}, None),
-    ("GET", "", {"lease": 86_401}, None),
-    ("GET", "", {"lease": 1.5}, None),
-    ("GET", "", {"patience": 1}, None),
-    ("POST", "", {"wait_reply": "soon"}, {"type": "note"}),
-    ("POST", "", {}, {"type": "note", "in_reply_to": "a/b"}),
-    ("POST", "", {}, {"type": "note", "thread": ""}),
-    ("POST", "/ack", {}, {"lease_id": "l1"}),
-    ("POST", "/ack", {}, {"lease_id": "l1", "message_ids": []}),
-    ("POST", "/ack", {}, {"lease_id": "l1", "message_ids": ["m"] * 1001}),
-    ("POST", "/ack", {}, {"lease_id": "a b", "message_ids": ["m1"]}),
-    ("POST", "/nack", {}, {"lease_id": "l1", "message_ids": ["m1"], "reason": "x" * 501}),
-    ("POST", "/nack", {}, {"lease_id": "l1", "message_ids": ["m1"], "reason": "bell \a"}),
-    ("POST", "/extend", {}, {"lease_id": "l1", "message_ids": ["m1"]}),
-    ("POST", "/extend", {}, {"lease_id": "l1", "message_ids": ["m1"], "lease": 0}),
-    ("POST", "/extend", {}, {"lease_id": "l1", "message_ids": ["m1"], "lease": "5"}),
-)
-
-
-@pytest.mark.requirement("DL-03")
-def test_a_wrong_request_is_refused_with_the_field_and_changes_nothing(hub):
-    name, here, _ = reader(hub)
-    message_id = sent(hub.operator, name)
-    for method, path, asked, body in WRONG:
-        answer = here.request(method, f"{MESSAGES}{path}", params=asked, json=body)
-        assert (answer.status_code, answer.json()["reason"]) == (400, "malformed"), (path, asked, body)
-        assert answer.json()["message"].startswith(("query", "body"))
-    assert ids(taken(here)) == [message_id]
-
-
 @pytest.mark.requirement("DL-03")
 def test_nobody_ends_a_lease_of_another_principal_or_in_another_mailbox(hub):
     name, here, _ = reader(hub)

@@ -251,19 +251,6 @@ def test_a_cancelled_task_loses_its_process_and_its_token_and_is_final(hub):
     assert hub.task(task.id)["status"] == "cancelled" and hub.task(task.id)["result"] is None
 
 
-@pytest.mark.requirement("HB-06")
-def test_deleting_a_task_cancels_it_for_those_who_may_cancel_it(hub):
-    task = hub.submit("idle")
-    path, key = f"{TASKS}/{task.id}", {"Idempotency-Key": "gone"}
-    assert said(hub.client(hub.principal("viewer")[1]).delete(path)) == (403, "policy")
-    answers = [hub.operator.delete(path, headers=key) for _ in range(2)]
-    assert [(one.status_code, one.json()["status"]) for one in answers] == [(200, "cancelled")] * 2
-    assert said(hub.operator.delete(path)) == (409, "after_terminal")
-    assert said(hub.operator.delete(f"{TASKS}/nothing")) == (404, "unknown_stream")
-    hub.wait_recycled(task.id)
-    assert hub.task(task.id)["status"] == "cancelled"
-
-
 @pytest.mark.requirement("HH-05")
 def test_a_task_cancelled_at_one_gateway_while_it_is_launched_leaves_no_process(hub):
     tasks = []
@@ -314,25 +301,6 @@ def test_a_task_is_ended_by_its_own_token_and_by_no_other_tasks(hub):
     for task in (mine, namesake, other):
         assert said(hub.client(task.token).get(MESSAGES)) == (401, "unauthorized")
         hub.wait_recycled(task.id)
-
-
-@pytest.mark.requirement("HH-03")
-@pytest.mark.requirement("HH-09")
-def test_what_may_not_be_assigned_is_refused_in_order_and_leaves_a_row(hub):
-    name, token = hub.principal("delegator")
-    delegator = hub.client(token)
-    for agent, description, expected in (
-        ("nobody", "some work", 404),
-        ("nobody", "", 404),
-        ("idle", "", 403),
-        ("idle", " \n\t", 403),
-    ):
-        answer = delegator.post(TASKS, json={"agent_name": agent, "description": description})
-        assert answer.status_code == expected, (agent, description)
-    rows = wait_until(lambda: len(found := hub.refusals(name)) == 4 and found, what="a row for each refusal")
-    assert {(row["reason"], row["route"]) for row in rows} == {("policy", f"POST {TASKS}")}
-    assert all(row["policy_version"] >= 1 and row["why"] for row in rows)
-    assert hub.operator.get(TASKS, params={"agent_name": "nobody"}).json()["total"] == 0
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -162,29 +161,6 @@ def test_topics_are_listed_and_shown_by_name(hub: HubStack) -> None:
     assert by == {ann: f"http/{ann}", bo: "http/operator"}
     rest = here.get(f"{TOPICS}/{topics[1]}", params={"after": min(ann, bo), "limit": 1}).json()
     assert [one["subscriber"] for one in rest["subscriptions"]] == [max(ann, bo)]
-
-
-@pytest.mark.requirement("HH-09")
-def test_a_refused_request_is_recorded(hub: HubStack) -> None:
-    topic, (name, here, _), (other, _, _) = fresh("topic"), reader(hub), reader(hub)
-    subscribe(here, topic)
-    assert subscribe(here, topic, name).json()["subscriber"] == name
-    assert said(here.post(f"{TOPICS}/{topic}/subscribe", json={"subscriber": other})) == (403, "policy")
-    assert said(here.post(f"{TOPICS}/{topic}/subscribe", json={"subscriber": 5})) == (403, "policy")
-    assert said(here.post(f"{TOPICS}/{topic}/unsubscribe", json={"subscriber": other})) == (403, "policy")
-    assert said(publish(here, topic, type=" ")) == (403, "policy")
-    assert said(publish(here, topic, recipient=other)) == (400, "malformed")
-    nobody = hub.operator.post(f"{TOPICS}/{topic}/subscribe", json={"subscriber": "nobody-at-all"})
-    assert said(nobody) == (404, "unknown_recipient")
-    _, viewer = hub.principal("viewer")
-    for path in (topic, f"{topic}/subscribe"):
-        assert said(hub.client(viewer).post(f"{TOPICS}/{path}", json={"type": "note"})) == (403, "policy")
-    assert hub.client(viewer).get(TOPICS).status_code == 200
-
-    def reasons() -> Counter[str]:
-        return Counter(one["reason"] for one in hub.refusals(name))
-
-    wait_until(lambda: reasons() == {"policy": 4, "malformed": 1}, 10, "the records of the refusals")
 
 
 @pytest.mark.requirement("HO-20")

@@ -147,20 +147,3 @@ def test_jobs_and_subscriptions_are_limited_at_each_gateway_and_few_refusals_are
     limited(hub, "role", "delegator")
     assert mine.post(f"{topic}-b/subscribe", json={}).status_code == 200
     assert mine.post(JOBS, json={"description": "build"}).status_code == 201
-
-
-@pytest.mark.requirement("LM-02")
-def test_only_the_operator_sets_limits_and_wrong_ones_are_refused(hub):
-    _, token = hub.principal("worker")
-    mine = hub.client(token)
-    assert mine.post(f"{LIMITS}/name/bo", json={"pending_most": 1}).status_code == 403
-    for path, body in (
-        ("all/bo", {}),
-        ("role/kings", {}),
-        ("some/bo", {}),
-        ("name/bo", {"pending_most": -1}),
-        ("name/bo", {"messages_per_minute": 0}),
-        ("name/bo", {"unknown": 1}),
-    ):
-        answer = hub.operator.post(f"{LIMITS}/{path}", json=body)
-        assert answer.status_code == 400 and answer.json()["message"], (path, body, answer.text)

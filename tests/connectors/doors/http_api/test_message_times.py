@@ -10,7 +10,7 @@ import pytest
 
 from schemas.streams.mailboxes.mailbox_bodies import MESSAGE_DUE, MESSAGE_EXPIRED
 from tests.broker_processes import wait_until
-from tests.connectors.doors.http_api.hub_stack import MESSAGES, one_of, said
+from tests.connectors.doors.http_api.hub_stack import MESSAGES, one_of
 
 # A message ends at most so long after its time, on a healthy stack.
 IN_TIME_S = 2.0
@@ -103,16 +103,6 @@ def test_a_delayed_message_is_seen_by_nobody_before_its_time_and_once_after_it(h
 
 
 @pytest.mark.requirement("DL-22")
-def test_a_delayed_message_that_is_sent_again_is_the_same_and_with_another_delay_a_conflict(hub):
-    name, _ = hub.principal("worker")
-    body = {"recipient": name, "type": "note", "deliver_after_s": 60}
-    first, again = (hub.operator.post(MESSAGES, json=body, headers={"Idempotency-Key": name}) for _ in "12")
-    assert again.json() == first.json() and again.headers["Trunkline-Verdict"] == "duplicate"
-    other = hub.other.post(MESSAGES, json={**body, "deliver_after_s": 61}, headers={"Idempotency-Key": name})
-    assert said(other) == (409, "seq_conflict")
-
-
-@pytest.mark.requirement("DL-22")
 def test_the_operator_clears_delayed_messages_too_and_they_are_never_delivered(hub):
     name, token = hub.principal("worker")
     sent(hub.operator, name, deliver_after_s=1.0)
@@ -122,31 +112,6 @@ def test_the_operator_clears_delayed_messages_too_and_they_are_never_delivered(h
     wait_until(lambda: status(hub.operator, later) == "unread", 10, "the later one is there")
     assert status(hub.operator, name) == "cleared"
     assert hub.client(token).get(MESSAGES).json()["messages"] == []
-
-
-@pytest.mark.requirement("DL-22")
-def test_a_broadcast_may_be_delayed_and_urgent(hub):
-    body = {"type": "news", "payload": 1, "deliver_after_s": 600, "expires_in_s": 900, "priority": "high"}
-    assert hub.operator.post(f"{MESSAGES}/broadcast", json=body).status_code == 200
-
-
-@pytest.mark.requirement("DL-22")
-@pytest.mark.parametrize(
-    "times",
-    [
-        {"deliver_after_s": 0},
-        {"deliver_after_s": -1},
-        {"deliver_after_s": "10"},
-        {"deliver_after_s": 1e12},
-        {"expires_in_s": 0},
-        {"expires_in_s": None, "deliver_after_s": True},
-        {"expires_in_s": 10, "deliver_after_s": 10},
-        {"priority": "urgent"},
-    ],
-)
-def test_times_and_priorities_that_make_no_sense_are_refused_with_the_reason(hub, times):
-    answer = hub.operator.post(MESSAGES, json={"recipient": "operator", "type": "note", **times})
-    assert answer.status_code == 400 and answer.json()["message"], answer.text
 
 
 @pytest.mark.requirement("DL-21")

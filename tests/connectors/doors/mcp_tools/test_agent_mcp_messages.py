@@ -17,7 +17,7 @@ from schemas.streams.mailboxes.mailbox_bodies import MailboxLease
 from schemas.streams.refused.refusal import REQUEST_REFUSED
 from tests.broker_processes import wait_until
 from tests.connectors.doors.mcp_tools.conftest import PARTICIPANTS, Agent, McpGateway
-from tests.connectors.doors.mcp_tools.signed_calls import SignedCaller, logged
+from tests.connectors.doors.mcp_tools.signed_calls import SignedCaller, call_body, logged
 
 pytestmark = pytest.mark.requirement("AM-04")
 
@@ -83,41 +83,6 @@ def test_an_answer_holds_what_fits_and_says_how_much_more_there_is(new_caller: N
     assert (found["more"], found["statistics"]["total"]) == (2, 6)
     found = ann.call("get_my_messages", limit=1)
     assert (len(found["messages"]), found["more"]) == (1, 5)
-
-
-def test_names_and_arguments_that_are_none_are_refused_and_not_quoted(new_caller: NewCaller) -> None:
-    ann = new_caller("ann")
-    names = ("", "<b>", "a b", "a/b", "..\x00", "\u202ebo", "a" * 300, "ann\n", "ж")
-    wrong: list[tuple[str, dict[str, Any]]] = [
-        *(("send_to_agent", {"targetAgentId": name, "message": "x"}) for name in names),
-        ("send_to_agent", {"targetAgentId": ann.name}),
-        ("send_to_agent", {"targetAgentId": ann.name, "message": ""}),
-        ("send_to_agent", {"targetAgentId": ann.name, "message": 7}),
-        ("send_to_agent", {"targetAgentId": ann.name, "message": "x", "priority": "urgent"}),
-        ("send_to_agent", {"targetAgentId": ann.name, "message": "x", "ttlSeconds": -1}),
-        ("send_to_agent", {"targetAgentId": ann.name, "message": "x", "ttlSeconds": 366 * 86_400 + 1}),
-        ("send_to_agent", {"targetAgentId": ann.name, "message": "x", "from": "operator"}),
-        ("send_to_agent", {"target_agent_id": ann.name, "message": "x"}),
-        ("send_to_agent", {"targetAgentId": ann.name, "message": "x", "idempotencyKey": "two words"}),
-        ("send_to_agent", {"targetAgentId": ann.name, "message": "x", "idempotencyKey": ""}),
-        ("get_my_messages", {"limit": 0}),
-        ("get_my_messages", {"limit": 1001}),
-        ("get_my_messages", {"limit": 1.0}),
-        ("get_my_messages", {"limit": True}),
-        ("get_my_messages", {"since": -1}),
-        ("get_my_messages", {"agent": "operator"}),
-        ("mark_read", {}),
-        ("mark_read", {"messageIds": ["../x"]}),
-        ("mark_read", {"messageIds": ["m"] * 1001}),
-        ("update_my_status", {"status": "stopped"}),
-        ("update_my_status", {"capabilities": ["<b>"]}),
-        ("discover_agents", {"status": "<script>"}),
-    ]
-    for tool, arguments in wrong:
-        found = ann.error(tool, **arguments)
-        assert found["reason"] == "malformed", (tool, arguments, found)
-        assert not any(sign in found["message"] for sign in ("<b>", "<script>", "\u202e", "\n"))
-    assert ann.messages() == []
 
 
 def test_an_agent_reads_and_marks_its_own_messages_only(new_caller: NewCaller) -> None:
@@ -201,8 +166,10 @@ def test_a_full_mailbox_and_a_rate_that_is_used_up_are_errors_of_the_tool(
     limit(ann.name)
     # The others get the broadcast, and the full mailbox does not.
     bo.call("subscribe", topic=f"of-{ann.name}")
-    published = ann.call("publish_message", topic=f"of-{ann.name}", message="x")
-    assert (published["recipientCount"], published["full"]) == (1, 1)
+    for more in ({}, {"TE": "trailers"}):  # directly, and by the careful path
+        answer = ann.post(call_body("publish_message", topic=f"of-{ann.name}", message="x"), **more)
+        published = answer.json()["result"]["structuredContent"]
+        assert (published["recipientCount"], published["full"]) == (1, 1)
     broadcast = ann.call("broadcast_message", message="x")
     limit(bo.name)
     now = ann.call("broadcast_message", message="x")

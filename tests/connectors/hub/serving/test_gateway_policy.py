@@ -147,6 +147,8 @@ def test_a_tasks_token_identifies_its_agent_until_it_expires_or_is_revoked():
     caller = identities.identify("Bearer a")
     assert caller == Caller("echo", AGENT, "t1", "a", ("answer",))
     assert isinstance(identities.identify("Bearer gone"), Unidentified), "revoked while the rows were loaded"
+    now[0] = 9.999
+    assert identities.identify("Bearer a") == caller
     now[0] = 10.0
     expired = identities.identify("Bearer a")
     assert isinstance(expired, Unidentified) and expired.expired is not None

@@ -21,7 +21,6 @@ from connectors.hub.live.live_view import LiveView
 from connectors.hub.services.hub import Hub
 from connectors.hub.serving import admission
 from connectors.hub.serving.admission import AdmittedRoute
-from connectors.hub.serving.identities import Identities, Unidentified
 from connectors.hub.serving.policy import Action, Caller, Decision, decide, has_capability, owner_of_task
 from connectors.operations.rules.hub_policy import PolicyResult, evaluate_message, evaluate_task_assignment
 from connectors.programs.gateway_program.application import build_application
@@ -29,7 +28,7 @@ from schemas.fold.settled import AppliedChange
 from schemas.keys.sealing import ensure_keyring
 from schemas.settings.settings import Settings
 from schemas.streams.agents.agent_registry import REGISTRY_AGENTS, AgentRow
-from schemas.streams.principal.principals import AGENT, REGISTRY_PRINCIPALS, ROLES, PrincipalRow, token_hash
+from schemas.streams.principal.principals import AGENT, REGISTRY_PRINCIPALS, PrincipalRow, token_hash
 from schemas.streams.task.task_registry import TokenRow
 
 pytestmark = pytest.mark.requirement("HH-09")
@@ -178,30 +177,6 @@ def test_an_agent_has_exactly_these_rights_and_those_over_a_task_by_its_token_al
     if own == ITS_TASK:
         for namesake in (Caller("echo", AGENT, "t2"), Caller("echo", AGENT), Caller("echo", "worker")):
             assert not decide(namesake, action, ITS_TASK).allowed
-
-
-@given(st.text(max_size=20), st.sampled_from(list(Action)), st.text(max_size=20) | st.none())
-def test_whoever_has_no_role_of_the_table_may_do_nothing(role, action, owner):
-    if role not in (*ROLES, AGENT):
-        assert not decide(Caller("ann", role), action, owner).allowed
-
-
-@pytest.mark.requirement("HH-02")
-def test_a_token_is_good_until_the_millisecond_of_its_expiry_and_until_it_is_revoked():
-    now = [1000.0]
-    identities = Identities("operator", lambda: now[0])
-    row = TokenRow(
-        "0" * 12, token_hash("t"), "echo", "t1", ["answer"], "active", 900_000, 1_001_000, None, None
-    )
-    identities.load([row])
-    assert identities.identify("Bearer t") == Caller("echo", AGENT, "t1", "0" * 12, ("answer",))
-    now[0] = 1000.999
-    assert isinstance(identities.identify("Bearer t"), Caller)
-    for moment in (1001.0, 1002.0, 1e9):
-        now[0] = moment
-        found = identities.identify("Bearer t")
-        assert isinstance(found, Unidentified) and found.expired == row
-    assert isinstance(identities.identify(f"Bearer {token_hash('t')}"), Unidentified)
 
 
 class Doorway:
