@@ -29,12 +29,16 @@ from connectors.doors.http_api.contracts.document_routes import OPENAPI_FILE, co
 from connectors.hub.serving.api_document import ROLES_LINE  # noqa: E402
 from schemas.settings.reference import all_settings  # noqa: E402
 from schemas.settings.settings import Settings  # noqa: E402
-from schemas.streams.kinds import KINDS, VIEW_TABLES, VIEWS  # noqa: E402
+from schemas.streams.fold import KINDS, VIEW_TABLES, VIEWS  # noqa: E402
 from schemas.streams.principal.principals import OPERATOR  # noqa: E402
+from schemas.tables.arrow_tables import (  # noqa: E402
+    LEDGER_ARROW,
+    VIEW_ARROW,
+    VIEW_ROWS,
+    Position,
+    with_comments,
+)
 from schemas.tables.ledger import LedgerRow  # noqa: E402
-from schemas.tables.ledger_arrow import LEDGER_ARROW  # noqa: E402
-from schemas.tables.row_columns import with_comments  # noqa: E402
-from schemas.tables.view_arrow import VIEW_ARROW, VIEW_ROWS, Position  # noqa: E402
 from trunkline_agent.wire.verdicts import DOOR_REASONS, REASONS  # noqa: E402
 
 SETTINGS_TEXT = """\

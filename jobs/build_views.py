@@ -26,9 +26,9 @@ from jobs.rebuild_views import rebuild
 from jobs.views.view_changes import CHANGE_COLUMNS, changes_of, newest
 from jobs.views.view_tables import are_complete, open_tables
 from schemas.settings.settings import Settings
-from schemas.streams.kinds import STREAM_ENTRIES
+from schemas.streams.fold import STREAM_ENTRIES
+from schemas.tables.arrow_tables import LEDGER_ARROW
 from schemas.tables.ledger import LEDGER
-from schemas.tables.ledger_arrow import LEDGER_ARROW
 from schemas.tables.view_progress import ViewProgress, read_progress
 from trunkline_agent.errors import Refused
 

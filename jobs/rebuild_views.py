@@ -36,7 +36,7 @@ from jobs.views.view_tables import ViewTable, are_complete, index_path, open_tab
 from schemas.keys.sealing import load_keyring
 from schemas.keys.umask import keep_files_private
 from schemas.settings.settings import Settings, load_settings
-from schemas.streams.kinds import STREAM_ENTRIES, VIEW_TABLES
+from schemas.streams.fold import STREAM_ENTRIES, VIEW_TABLES
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.ledger import LEDGER
 from schemas.tables.view_progress import ViewProgress

@@ -21,12 +21,10 @@ from schemas.fold.settled import FOLD_VERSION, AppliedChange
 from schemas.keys.sealing import Keyring, UnsealError
 from schemas.settings.settings import Settings
 from schemas.streams.control.record_macs import macs_stream
-from schemas.streams.fold import settle
-from schemas.streams.kinds import STREAM_ENTRIES, VIEW_TABLES
+from schemas.streams.fold import STREAM_ENTRIES, VIEW_TABLES, settle
+from schemas.tables.arrow_tables import VIEW_ARROW, rows_between
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.ledger import LedgerRow, record_of_row
-from schemas.tables.ledger_arrow import rows_between
-from schemas.tables.view_arrow import VIEW_ARROW
 from schemas.tables.view_progress import ViewProgress, read_progress
 from trunkline_agent.errors import NotFound
 from trunkline_agent.wire.verdicts import ACCEPTED

@@ -32,7 +32,7 @@ from jobs.spark.kafka_columns import record_columns
 from schemas.keys.sealing import Keyring, load_keyring
 from schemas.log_access.kafka_clients import spark_security
 from schemas.settings.settings import MASTER_KEY_VARIABLE, Settings
-from schemas.streams.kinds import STREAM_ENTRIES
+from schemas.streams.fold import STREAM_ENTRIES
 from schemas.tables.ledger import LEDGER
 from schemas.tables.spark_types import LEDGER_FILE
 

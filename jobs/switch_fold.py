@@ -30,7 +30,7 @@ from schemas.fold.settled import FOLD_VERSION
 from schemas.keys.umask import keep_files_private
 from schemas.settings.settings import Settings, load_settings
 from schemas.streams.control.control_fold import FoldSwitched, records_left
-from schemas.streams.kinds import STREAM_ENTRIES
+from schemas.streams.fold import STREAM_ENTRIES
 from schemas.tables.fold_version import FOLD_PROPERTY, SWITCH_PROPERTY, other_version, version_of
 from schemas.tables.view_progress import read_progress
 from trunkline_agent.errors import Refused

@@ -27,11 +27,10 @@ from schemas.keys.sealing import Keyring, load_keyring
 from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import SettingsError
 from schemas.streams.control.record_macs import MACS
-from schemas.streams.fold import settle
-from schemas.streams.kinds import STREAM_ENTRIES
+from schemas.streams.fold import STREAM_ENTRIES, settle
+from schemas.tables.arrow_tables import LEDGER_ARROW
 from schemas.tables.delta_files import dataset_of_files, table_storage
 from schemas.tables.ledger import COLUMNS, LEDGER, LedgerRow, record_of_row
-from schemas.tables.ledger_arrow import LEDGER_ARROW
 from trunkline_agent.errors import BackboneUnreachable
 from trunkline_agent.wire.ids import CONTROL
 

@@ -16,9 +16,8 @@ from connectors.programs.local_stack.java_programs import java_home
 from connectors.programs.local_stack.part_plan import DELTA_CONF, JARS, JVM_LOCALE, place_options
 from notebooks.audit_tables import Audit
 from schemas.settings.settings import PROJECT_ROOT, Settings
+from schemas.tables.arrow_tables import LEDGER_ARROW, VIEW_ARROW
 from schemas.tables.ledger import LEDGER
-from schemas.tables.ledger_arrow import LEDGER_ARROW
-from schemas.tables.view_arrow import VIEW_ARROW
 
 
 def spark_session(settings: Settings) -> SparkSession:

@@ -24,11 +24,10 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from schemas.settings.settings import Settings, load_settings
-from schemas.streams.kinds import STREAM_ENTRIES, VIEWS
+from schemas.streams.fold import STREAM_ENTRIES, VIEWS
+from schemas.tables.arrow_tables import LEDGER_ARROW, VIEW_ARROW
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.ledger import LEDGER
-from schemas.tables.ledger_arrow import LEDGER_ARROW
-from schemas.tables.view_arrow import VIEW_ARROW
 from schemas.tables.view_progress import NO_PROGRESS, read_progress
 
 POSITION = ["partition", "offset"]

@@ -21,8 +21,8 @@ from jobs.maintain_tables import tidy_ledger
 from jobs.settling import ledger_sink
 from jobs.settling.ledger_sink import LedgerSink
 from schemas.settings.settings import Settings
+from schemas.tables.arrow_tables import ledger_batch
 from schemas.tables.ledger import LEDGER, LedgerRow
-from schemas.tables.ledger_arrow import ledger_batch
 
 
 def ledger_row_at(partition: int, offset: int, **other: Any) -> LedgerRow:

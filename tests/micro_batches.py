@@ -21,9 +21,9 @@ from jobs.settling.partition_task import settle_partition
 from jobs.spark.kafka_columns import RECORD_COLUMNS, SEPARATOR
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
-from schemas.streams.kinds import STREAM_ENTRIES
+from schemas.streams.fold import STREAM_ENTRIES
+from schemas.tables.arrow_tables import ledger_batch
 from schemas.tables.ledger import LEDGER, LedgerRow
-from schemas.tables.ledger_arrow import ledger_batch
 from schemas.wire.record import STANDARD_HEADERS, Record
 from tests.raw_records import Raw
 

@@ -31,8 +31,7 @@ from schemas.streams.mailboxes.mailbox_bodies import MessageReading
 from schemas.streams.mailboxes.message import Message
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.ledger import LEDGER, LedgerRow
-from schemas.wire.partitions import partition_for
-from schemas.wire.record import OutgoingRecord, Record
+from schemas.wire.record import OutgoingRecord, Record, partition_for
 from tests.audited_ledger import AuditedLedger
 from tests.jobs.topic_load import event, registration
 from tests.random_log import RandomLog

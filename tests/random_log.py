@@ -12,7 +12,7 @@ from typing import Any
 
 from schemas.keys.record_macs import GATEWAY
 from schemas.keys.sealing import Keyring, job_secret_purpose
-from schemas.streams.agents import participants
+from schemas.streams.agents import agent_registry
 from schemas.streams.job.job_registry import (
     JOB_EVENT,
     JobCancellation,
@@ -28,7 +28,7 @@ from schemas.streams.principal.principals import (
     token_hash,
 )
 from schemas.streams.refused.refusal import Refusal
-from schemas.streams.session import session_registry as sessions
+from schemas.streams.session import sessions
 from schemas.wire.record import OutgoingRecord, oversized, refused_stream
 from tests.jobs.topic_load import raw_event
 from tests.random_mailboxes import RandomMailboxes
@@ -241,20 +241,22 @@ class RandomLog:
         key = {"public_key": public_key(str(self._draw.randrange(12)))}
         body: Any
         if roll < 0.2:
-            body = participants.AgentJoined(**by, **key, task="count the stars", capabilities=["count"])
+            body = agent_registry.AgentJoined(**by, **key, task="count the stars", capabilities=["count"])
         elif roll < 0.35:
-            body = participants.AgentKeyRegistered(**by, **key, overlap_ms=self._draw.choice([0, 500, 60_000]))
+            body = agent_registry.AgentKeyRegistered(
+                **by, **key, overlap_ms=self._draw.choice([0, 500, 60_000])
+            )
         elif roll < 0.4:
-            body = participants.AgentKeyRemoved(**by, key_id=key_id_of(key["public_key"]))
+            body = agent_registry.AgentKeyRemoved(**by, key_id=key_id_of(key["public_key"]))
         elif roll < 0.6:
-            body = participants.AgentUpdated(
+            body = agent_registry.AgentUpdated(
                 **by, status=self._draw.choice(["idle", "working", "blocked", None])
             )
         elif roll < 0.65:
-            body = participants.AgentStopped(**by, reason="its time was over")
+            body = agent_registry.AgentStopped(**by, reason="its time was over")
         else:
             signature = f"{self._draw.randrange(200):04x}" + "5e" * 30
-            body = participants.AgentCalled(agent_name=name, signature=signature, tool="send_to_agent")
+            body = agent_registry.AgentCalled(agent_name=name, signature=signature, tool="send_to_agent")
         return raw(body.record(door="mcp", principal=name))
 
     def _refusal(self) -> Raw:

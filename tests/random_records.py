@@ -14,7 +14,7 @@ from schemas.streams.agents.mqtt_agents import (
     AgentMqttRegistered,
     AgentMqttRemoved,
 )
-from schemas.streams.blob import blob_registry as blobs
+from schemas.streams.blob import blobs
 from schemas.streams.control import organism
 from schemas.streams.schedule import schedule_registry as schedules
 from schemas.streams.thread.threads import ThreadOpened
@@ -24,7 +24,7 @@ from schemas.streams.topic.topic_registry import (
     TopicDelivery,
     Unsubscription,
 )
-from schemas.streams.webhook import webhook_registry as webhooks
+from schemas.streams.webhook import webhooks
 from schemas.wire.record import OutgoingRecord
 from trunkline_agent.wire.agent_message import sign_said
 from trunkline_agent.wire.strict_json import canonical

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from schemas.streams.agents import agent_registry as agents
-from schemas.streams.container.container_registry import CONTAINER_STATES, ContainerChange
+from schemas.streams.container.containers import CONTAINER_STATES, ContainerChange
 from schemas.streams.task import task_registry as tasks
 from schemas.wire.record import OutgoingRecord
 

@@ -14,8 +14,7 @@ from schemas.keys.sealing import MacKey
 from schemas.log_access.event_topic import topic_reader
 from schemas.log_access.kafka_clients import client_options, librdkafka_options
 from schemas.settings.settings import KafkaSettings, Settings
-from schemas.wire.partitions import partition_for
-from schemas.wire.record import MAC_HEADERS, STANDARD_HEADERS, OutgoingRecord, Record, mac_input
+from schemas.wire.record import MAC_HEADERS, STANDARD_HEADERS, OutgoingRecord, Record, mac_input, partition_for
 
 SILENCE_S = 30.0
 

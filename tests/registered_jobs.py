@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from connectors.log.publisher import Publisher
 from schemas.keys.sealing import Keyring, job_secret_purpose
 from schemas.streams.job.job_registry import BrokerOverlay, JobRegistration
-from schemas.wire.partitions import Position
+from schemas.wire.record import Position
 from trunkline_agent.wire.ids import new_job_id
 from trunkline_agent.wire.signing import new_secret
 

@@ -14,7 +14,7 @@ from schemas.fold.entries import Entries
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
 from schemas.streams.control.record_macs import macs_stream
-from schemas.streams.kinds import STREAM_ENTRIES
+from schemas.streams.fold import STREAM_ENTRIES
 from schemas.tables.ledger import LEDGER, LedgerRow
 from schemas.tables.view_progress import ViewProgress
 from schemas.wire.record import Record

@@ -56,7 +56,7 @@ def project(tmp_path: Path) -> Path:
     package = root / "schemas" / "streams" / "ticket"
     package.mkdir()
     (package / "tickets.py").write_text(example[1])
-    kinds = root / "schemas" / "streams" / "kinds.py"
+    kinds = root / "schemas" / "streams" / "fold.py"
     listed = kinds.read_text().replace(
         "        REFUSED_KIND,\n", "        REFUSED_KIND,\n        TICKET_KIND,\n"
     )

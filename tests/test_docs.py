@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 from schemas.settings.settings import Settings
-from schemas.streams.kinds import KINDS, RECORD_TYPES, VIEW_TABLES
+from schemas.streams.fold import KINDS, RECORD_TYPES, VIEW_TABLES
 from schemas.tables import ledger
 from tests.source_files import ROOT, files_with_tests, text_of, tree_of
 from trunkline_agent.wire.verdicts import REASONS

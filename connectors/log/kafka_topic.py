@@ -29,9 +29,9 @@ from schemas.log_access.event_topic import (
     topic_reader,
 )
 from schemas.settings.settings import KafkaSettings, Settings
-from schemas.streams.authentication import has_valid_mac
 from schemas.streams.control.control_fold import CONTROL_TOPOLOGY, Topology
 from schemas.streams.control.record_macs import MACS_REQUIRED, macs_required_records
+from schemas.streams.fold import has_valid_mac
 from schemas.tables.ledger import LEDGER
 from schemas.wire.record import BadEnvelopeError, Record, read_envelope
 from trunkline_agent.errors import BackboneUnreachable

@@ -29,8 +29,7 @@ from schemas.keys.record_macs import GATEWAY, load_mac_key, mac_headers
 from schemas.log_access.event_topic import REACH_TIMEOUT_S, reach_kafka
 from schemas.log_access.kafka_clients import librdkafka_unreachable
 from schemas.settings.settings import Settings
-from schemas.wire.partitions import Position, partition_for
-from schemas.wire.record import OVERSIZE_PREFIX_BYTES, OutgoingRecord, oversized
+from schemas.wire.record import OVERSIZE_PREFIX_BYTES, OutgoingRecord, Position, oversized, partition_for
 from trunkline_agent.errors import BackboneUnreachable, Refused, TrunklineError
 
 _RECORD_OVERHEAD_BYTES: Final = 512

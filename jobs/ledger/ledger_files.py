@@ -21,8 +21,8 @@ import pyarrow.parquet as parquet
 
 from schemas.integrity.audit_chain import partition_root, roots_text
 from schemas.integrity.ledger_leaves import ENCODINGS, NEWEST_ENCODING, ledger_leaves
+from schemas.tables.arrow_tables import LEDGER_ARROW
 from schemas.tables.delta_files import table_storage
-from schemas.tables.ledger_arrow import LEDGER_ARROW
 
 # Columns with statistics by which readers skip files. A stream has rows in most files, so it needs none.
 SKIPPING_COLUMNS: Final = ("partition", "offset", "logged_at", "verdict")

@@ -11,10 +11,9 @@ from deltalake.exceptions import DeltaError
 from jobs.ledger.ledger_files import SKIPPING_COLUMNS
 from schemas.fold.settled import FOLD_VERSION
 from schemas.settings.settings import Settings
+from schemas.tables.arrow_tables import LEDGER_ARROW, with_comments
 from schemas.tables.fold_version import FOLD_PROPERTY, version_of
 from schemas.tables.ledger import LEDGER, LedgerRow
-from schemas.tables.ledger_arrow import LEDGER_ARROW
-from schemas.tables.row_columns import with_comments
 
 # The least time for which replaced files are kept, because readers may have them open.
 KEEP_AT_LEAST_H: Final = 1

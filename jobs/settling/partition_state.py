@@ -21,8 +21,8 @@ from jobs.ledger.batch_plan import BatchPlan, Place
 from schemas.fold.settled import FOLD_VERSION
 from schemas.state_store.local_store import StoreMoved
 from schemas.state_store.partition_store import EntryChange, PartitionStore, Position, Snapshot
+from schemas.tables.arrow_tables import LEDGER_ARROW
 from schemas.tables.delta_files import dataset_of, dataset_of_files, table_storage
-from schemas.tables.ledger_arrow import LEDGER_ARROW
 from schemas.tables.view_progress import read_progress
 from trunkline_agent.errors import TrunklineError
 

@@ -25,8 +25,8 @@ from schemas.keys.sealing import Keyring
 from schemas.state_store.local_store import StoreDamaged
 from schemas.state_store.partition_store import Snapshot
 from schemas.streams.control.record_macs import macs_stream
+from schemas.tables.arrow_tables import ledger_batch
 from schemas.tables.ledger import LedgerRow
-from schemas.tables.ledger_arrow import ledger_batch
 from schemas.wire.record import Record
 from trunkline_agent.wire.ids import parse_stream_key
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from schemas.streams.kinds import STREAM_ENTRIES, VIEW_TABLES, VIEWS
+from schemas.streams.fold import STREAM_ENTRIES, VIEW_TABLES, VIEWS
 from schemas.tables.delta_files import dataset_of
 
 # The columns of the ledger to read.

@@ -23,10 +23,9 @@ from jobs.views.index_store import Held
 from jobs.views.key_index import SHELF, KeyIndex
 from jobs.views.view_changes import Key, RowChange, key_columns
 from schemas.settings.settings import Settings
-from schemas.streams.kinds import STREAM_ENTRIES, VIEW_TABLES
+from schemas.streams.fold import STREAM_ENTRIES, VIEW_TABLES
+from schemas.tables.arrow_tables import VIEW_ARROW, VIEW_ROWS, Position, with_comments
 from schemas.tables.delta_files import dataset_of
-from schemas.tables.row_columns import with_comments
-from schemas.tables.view_arrow import VIEW_ARROW, VIEW_ROWS, Position
 from schemas.tables.view_progress import NO_PROGRESS, ViewProgress, read_progress
 from trunkline_agent.errors import TrunklineError
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from schemas.effects.agent_effects import AGENT_FOLLOWS
 from schemas.effects.following import Follows, Timer
 from schemas.effects.job_effects import JOB_FOLLOWS, SESSION_FOLLOWS, TASK_FOLLOWS
-from schemas.effects.mailbox_effects import MAILBOX_FOLLOWS, MESSAGE_TIMER
+from schemas.effects.mailbox_effects import AGENT_FOLLOWS, MAILBOX_FOLLOWS, MESSAGE_TIMER
 from schemas.effects.schedule_effects import SCHEDULE_FOLLOWS, SCHEDULE_TIMER
-from schemas.effects.subscription_effects import END_OF_MAILBOX, WEBHOOK_FOLLOWS
+from schemas.effects.topic_effects import END_OF_MAILBOX, WEBHOOK_FOLLOWS
 from trunkline_agent.wire.ids import AGENT, JOB, MAILBOX, PRINCIPAL, SCHEDULE, SESSION, TASK, WEBHOOK
 
 FOLLOWS: Final[dict[str, tuple[Follows, ...]]] = {

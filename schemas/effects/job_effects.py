@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from schemas.effects.following import BY_REACTOR, Cause, Follows, derived_id
 from schemas.effects.mailbox_effects import message_from_hub
-from schemas.fold.life_cycles import STOPPED
-from schemas.streams.agents.participants import AGENT_STOPPED, AgentStopped, ParticipantRow
+from schemas.fold.stream_kind import STOPPED
+from schemas.streams.agents.agent_registry import AGENT_STOPPED, AgentStopped, ParticipantRow
 from schemas.streams.job.job_registry import (
     END,
     JOB_CANCELLED,
@@ -23,7 +23,7 @@ from schemas.streams.job.job_registry import (
     pick_id,
 )
 from schemas.streams.mailboxes.message import MESSAGE_POSTED
-from schemas.streams.session.session_registry import (
+from schemas.streams.session.sessions import (
     SESSION_CREATED,
     SESSION_JOB_ASSIGNED,
     SESSION_JOB_ENDED,

@@ -1,7 +1,10 @@
 """The records that follow from those of a mailbox, or when the time of a message has come (DL-21, DL-22).
 
 A message to one of Trunkline's own principals is read at once. A message may complete its sender's task
-(HH-07). An agent on MQTT gets a notice if its message is refused (JE-26).
+(HH-07).
+
+The messages of an agent on MQTT are posted, and it gets a notice if one is refused. The messages that it
+confirms are claimed (JE-26).
 """
 
 from __future__ import annotations
@@ -9,10 +12,15 @@ from __future__ import annotations
 from typing import Any, Final
 
 from schemas.effects.following import BY_REACTOR, Cause, Follows, GetRow, Timer, derived_id
+from schemas.effects.recipients import has_mailbox, limits_of
+from schemas.effects.topic_effects import END_OF_MAILBOX
+from schemas.streams.agents.mqtt_agents import AGENT_CONFIRMED, AGENT_SAID, body_text
 from schemas.streams.mailboxes.mailbox_bodies import (
+    LIMIT_MOST,
     MESSAGE_DUE,
     MESSAGE_EXPIRED,
     MESSAGE_RECLAIMED,
+    MailboxClaim,
     MessageDue,
     MessageExpiry,
     MessageReading,
@@ -27,6 +35,7 @@ from schemas.streams.mailboxes.message import (
     Message,
     MessageBodyRow,
     MessageRow,
+    milliseconds_of,
     verified_message,
 )
 from schemas.streams.mailboxes.pending_message import is_lease_held, is_of_a_wrong_clock
@@ -34,9 +43,10 @@ from schemas.streams.principal.principals import HUB, SENDER
 from schemas.streams.task.task_registry import RESULT_LIMIT_BYTES, TASK_COMPLETED, TaskCompletion, result_text
 from schemas.wire.record import JSON_CONTENT, OutgoingRecord
 from trunkline_agent.wire.ids import MAILBOX, stream_key
+from trunkline_agent.wire.message_fields import MESSAGE_FIELDS
 from trunkline_agent.wire.moments import has_come, moment_of
 from trunkline_agent.wire.strict_json import MalformedJsonError, canonical, decode
-from trunkline_agent.wire.verdicts import MAILBOX_FULL, REJECTED
+from trunkline_agent.wire.verdicts import ACCEPTED, MAILBOX_FULL, REJECTED, UNKNOWN_RECIPIENT
 
 MQTT_DOOR: Final = "mqtt"
 UNDELIVERABLE: Final = "undeliverable"
@@ -207,4 +217,56 @@ def _record_of(row: MessageRow, now_us: int, _: GetRow) -> OutgoingRecord:
 
 MESSAGE_TIMER: Final = Timer(
     MessageRow, lambda row: stream_key(MAILBOX, f"{row.realm}/{row.recipient}"), _moment_of, _record_of
+)
+
+
+# The fields that an agent's message has in the mailbox, too.
+_AS_SAID: Final = (*(one.name for one in MESSAGE_FIELDS), "priority")
+
+
+def _delivery(cause: Cause) -> list[OutgoingRecord]:
+    """Return the posting of the agent's message, or a message to the agent if the recipient is unknown."""
+    if cause.verdict != ACCEPTED:
+        return []
+    agent, said = cause.name, cause.body
+    refusal = undeliverable(agent, said["message_id"], said["to"], UNKNOWN_RECIPIENT, cause.id)
+    if not _is_deliverable(agent, said, refusal.ce_id, cause.get):
+        return [refusal]
+    others: dict[str, Any] = {name: said[name] for name in _AS_SAID if name in said}
+    others |= {
+        "expires_in_ms": milliseconds_of(said.get("expires_in_s")),
+        "deliver_after_ms": milliseconds_of(said.get("deliver_after_s")),
+        **limits_of(cause.get, said["to"]).of_mailbox,
+    }
+    message = verified_message(
+        said["message_id"], agent, said["to"], said["kind"], *body_text(said["body"]), **others
+    )
+    return [message.record(door=MQTT_DOOR, principal=agent)]
+
+
+def _is_deliverable(agent: str, said: dict[str, Any], refusal_id: str, get: GetRow) -> bool:
+    """Return whether the recipient is known; an earlier decision that the mailboxes show stays valid."""
+    if get(MessageRow, f"{DEFAULT_REALM}/{agent}/{refusal_id}") is not None:
+        return False
+    if get(MessageRow, f"{DEFAULT_REALM}/{said['to']}/{said['message_id']}") is not None:
+        return True
+    return has_mailbox(get, said["to"])
+
+
+def _claim(cause: Cause) -> list[OutgoingRecord]:
+    """Return the claim of the messages that an agent has confirmed, under the id of the confirmation."""
+    if cause.verdict != ACCEPTED:
+        return []
+    # By its position: the same ids may be of new messages after a week, and the same bytes confirm them.
+    request = f"{cause.record.partition}-{cause.record.offset}"
+    claim = MailboxClaim(
+        to=cause.name, request_id=request, message_ids=list(cause.body["confirms"]), limit=LIMIT_MOST
+    )
+    return [claim.record(ce_id=cause.id, door=MQTT_DOOR, principal=cause.name)]
+
+
+AGENT_FOLLOWS: Final = (
+    END_OF_MAILBOX,
+    Follows(frozenset({AGENT_SAID}), _delivery, is_from_mqtt),
+    Follows(frozenset({AGENT_CONFIRMED}), _claim, is_from_mqtt),
 )

@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple, cast
 
 from schemas.effects.following import GetRow
-from schemas.fold.life_cycles import STOPPED
-from schemas.streams.agents.agent_registry import DEFINED, AgentRow
+from schemas.fold.stream_kind import STOPPED
+from schemas.streams.agents.agent_registry import DEFINED, AgentRow, ParticipantRow
 from schemas.streams.agents.mqtt_agents import REGISTERED, MqttAgentRow
-from schemas.streams.agents.participants import ParticipantRow
 from schemas.streams.control.limits import ALL, NAME, ROLE, SUBSCRIPTIONS_DEFAULT, LimitRow
 from schemas.streams.control.organism import ListenerRow
 from schemas.streams.mailboxes.mailbox_bodies import PENDING_DEFAULT
 from schemas.streams.principal.principals import ACTIVE, AGENT, HUB, OPERATOR, PrincipalRow
-from schemas.streams.webhook.webhook_registry import WebhookRow
+from schemas.streams.webhook.webhooks import WebhookRow
 
 # The status with which a row of each type stands for a mailbox.
 _STATUSES: Final[dict[type[Any], str]] = {

@@ -1,9 +1,11 @@
-"""The copies of a message to a topic for its subscribers (DL-24).
+"""The copies of a message to a topic for its subscribers, and begin and end of subscriptions (DL-24, WH-01).
 
 A settled publication has the names of its recipients in its row. The reactor posts a copy to each of them, and
 appends `topic.delivered` when all copies have a verdict, with those that mailboxes refused. So while a copy may
 be missing, the row has the status `publishing`. A reactor that starts again posts all copies again, with the
 same ids, and the mailboxes recognise what they have. After `topic.delivered` nothing is derived any more.
+
+A subscription begins when a webhook needs it, and ends when a name loses its mailbox.
 
 The functions use only the settled record and the rows of the live view.
 """
@@ -15,18 +17,27 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from schemas.effects.following import BY_REACTOR, GetRow, derived_id
-from schemas.effects.recipients import limits_of
+from schemas.effects.following import BY_REACTOR, Cause, Follows, GetRow, derived_id
+from schemas.effects.recipients import has_mailbox, limits_of
+from schemas.streams.agents.agent_registry import AGENT_REMOVED, AGENT_STOPPED
+from schemas.streams.agents.mqtt_agents import AGENT_MQTT_REMOVED
 from schemas.streams.mailboxes.message import DEFAULT_REALM, MESSAGE_POSTED, Message
+from schemas.streams.principal.principals import PRINCIPAL_REVOKED
 from schemas.streams.topic.topic_registry import (
     PUBLISHING,
     REFUSED_NAMED_MOST,
     TOPIC_DELIVERED,
     TOPIC_PUBLISHED,
+    TOPIC_SUBSCRIBED,
+    TOPIC_UNSUBSCRIBED,
     Publication,
+    Subscription,
+    SubscriptionRow,
     TopicDelivery,
     TopicMessageRow,
+    Unsubscription,
 )
+from schemas.streams.webhook.webhooks import WEBHOOK_REMOVED, WEBHOOK_SET, WebhookRemoved, WebhookRow
 from schemas.wire.record import OutgoingRecord, Record
 from trunkline_agent.wire.ids import MAILBOX, TOPIC, parse_stream_key
 from trunkline_agent.wire.moments import iso_moment
@@ -135,3 +146,53 @@ def delivery_of(record: Record, get: GetRow) -> Delivery | None:
     if row is None or row.published_offset != record.offset or row.status != PUBLISHING:
         return None
     return Delivery(body, row, get)
+
+
+def _after_the_end(cause: Cause) -> list[OutgoingRecord]:
+    """Return the records that follow if the name of the stream has no mailbox any more.
+
+    A subscription that begins later is not ended, even if the records come late. The webhook is removed,
+    because another owner may have the name later.
+    """
+    name, get = cause.name, cause.get
+    if has_mailbox(get, name):
+        return []
+    rows = [get(SubscriptionRow, f"{topic}/{name}") for topic in sorted(cause.related(SubscriptionRow, name))]
+    found = [_end_of(row, cause.id) for row in rows if row is not None and row.is_live]
+    webhook = get(WebhookRow, name)
+    if webhook is not None and webhook.is_live and cause.record_type != WEBHOOK_REMOVED:
+        ce_id = derived_id(cause.id, WEBHOOK_REMOVED)
+        found.append(WebhookRemoved(name=name, request_id=ce_id).record(ce_id=ce_id, **BY_REACTOR))
+    return found
+
+
+def _end_of(row: SubscriptionRow, cause: str) -> OutgoingRecord:
+    ce_id = derived_id(f"{cause}/{row.key}/{row.since}", TOPIC_UNSUBSCRIBED)
+    body = Unsubscription(topic=row.topic, subscriber=row.subscriber, request_id=ce_id, since=row.since)
+    return body.record(ce_id=ce_id, **BY_REACTOR)
+
+
+def _subscription(cause: Cause) -> list[OutgoingRecord]:
+    row = cause.get(WebhookRow, cause.name)
+    if row is None or not row.is_live or row.topic is None:
+        return []
+    return [subscription_of(row.webhook, row.topic, cause.id)]
+
+
+def subscription_of(webhook: str, topic: str, cause: str) -> OutgoingRecord:
+    """Return the record that subscribes the mailbox of a webhook to a topic.
+
+    The gateway that sets the webhook appends it before it answers, and the reactor appends the same one, if the
+    gateway was killed before that. `cause` is the id of the record that sets the webhook.
+    """
+    ce_id = derived_id(cause, TOPIC_SUBSCRIBED)
+    subscription = Subscription(topic=topic, subscriber=webhook, request_id=ce_id)
+    return subscription.record(ce_id=ce_id, **BY_REACTOR)
+
+
+END_OF_MAILBOX: Final = Follows(
+    frozenset({AGENT_STOPPED, AGENT_REMOVED, AGENT_MQTT_REMOVED, PRINCIPAL_REVOKED, WEBHOOK_REMOVED}),
+    _after_the_end,
+)
+"""The rule of the records that stop a participant, remove an agent or a webhook, or revoke a principal."""
+WEBHOOK_FOLLOWS: Final = (END_OF_MAILBOX, Follows(frozenset({WEBHOOK_SET}), _subscription))

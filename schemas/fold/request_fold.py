@@ -8,10 +8,9 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from schemas.fold.entries import StructEntries
-from schemas.fold.life_cycles import Transitions, wrong_state
 from schemas.fold.memories import RequestChunk, RequestMemory
 from schemas.fold.settled import Change, Outcome, accepted, changed, rejected
-from schemas.fold.stream_kind import FoldInput
+from schemas.fold.stream_kind import FoldInput, Transitions, wrong_state
 from trunkline_agent.wire.verdicts import UNKNOWN_STREAM
 
 E = TypeVar("E", bound=msgspec.Struct)

@@ -24,8 +24,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from schemas.tables.arrow_tables import LEDGER_ARROW
 from schemas.tables.ledger import COLUMNS
-from schemas.tables.ledger_arrow import LEDGER_ARROW
 
 HASH_BYTES: Final = 32
 LEAF: Final = b"\x00"

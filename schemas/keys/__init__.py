@@ -1,1 +1,1 @@
-"""Keyrings, sealed secrets, keys in PEM, and files that only their owner may read."""
+"""Keyrings, sealed secrets, the MACs of records, and the umask of programs."""

@@ -28,7 +28,7 @@ from schemas.log_access.kafka_clients import (
 from schemas.settings.settings import KafkaSettings, Settings
 from schemas.streams.control.control_fold import CONTROL_TOPOLOGY, TOPOLOGY_STREAM
 from schemas.tables.ledger import LEDGER
-from schemas.wire.partitions import partition_for
+from schemas.wire.record import partition_for
 from trunkline_agent.errors import BackboneUnreachable, TrunklineError
 
 REACH_TIMEOUT_S: Final = 10.0

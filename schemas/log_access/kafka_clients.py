@@ -23,9 +23,8 @@ from kafka.errors import (  # type: ignore[import-untyped]
     UnsupportedSaslMechanismError,
 )
 
-from schemas.keys.private_files import check_key_file
 from schemas.settings.kafka_settings import read_password
-from schemas.settings.settings import ENV_PREFIX, KafkaSettings, SettingsError
+from schemas.settings.settings import ENV_PREFIX, KafkaSettings, SettingsError, check_key_file
 from trunkline_agent.errors import BackboneUnreachable
 
 PASSWORD_VARIABLE: Final = f"{ENV_PREFIX}KAFKA__SASL_PASSWORD"

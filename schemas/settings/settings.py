@@ -6,9 +6,6 @@ Later sources override earlier ones: the defaults below, `conf/trunkline.yaml` (
 to the checkout unless they are absolute.
 """
 
-# All other modules import the sections of the settings from here.
-# mypy: implicit-reexport
-
 from __future__ import annotations
 
 import os
@@ -36,6 +33,11 @@ from schemas.settings.sections import (
     XmlPumpSettings,
 )
 from schemas.settings.setting_types import DataDirectory, address_at, check_ports_differ, listener_at
+from trunkline_agent.private_files import PrivateFileError, check_private
+
+# All other modules import the sections of the settings from here.
+# mypy: implicit-reexport
+
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
 ENV_PREFIX = "TRUNKLINE__"
@@ -326,3 +328,26 @@ def settings_environment(settings: Settings) -> dict[str, str]:
 
     walk(settings, ())
     return found
+
+
+def check_key_file(settings: str, certfile: Path, keyfile: Path | None) -> None:
+    """Check that only the owner can read the file with the private key of a TLS certificate.
+
+    A file that is missing, or whose mode cannot be read, passes: the code that opens it reports the error.
+
+    Args:
+        settings: the prefix of the setting's name in the error message, such as `gateway.` for
+            `gateway.keyfile`.
+        certfile: the file with the certificate.
+        keyfile: the file with the private key. None means that it is in `certfile`, too.
+
+    Raises:
+        SettingsError: other users can read the file.
+    """
+    path, name = (certfile, "certfile") if keyfile is None else (keyfile, "keyfile")
+    try:
+        check_private(path)
+    except PrivateFileError as error:
+        raise SettingsError(f"{settings}{name}: {error}") from None
+    except OSError:
+        pass

@@ -38,7 +38,7 @@ from schemas.state_store.local_store import (
     write_entry,
 )
 from schemas.state_store.partition_store import EntryChange
-from schemas.streams.kinds import VIEWS
+from schemas.streams.fold import VIEWS
 from schemas.streams.mailboxes.message import MESSAGE_FINAL, MessageBodyRow, MessageRow
 
 # The keys of rows, and of their lists, are below the keys of entries, which begin with a letter.

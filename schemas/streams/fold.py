@@ -3,6 +3,9 @@
 `settle` checks a record in this order: `unauthenticated_record`, `too_large`, `malformed`, `schema_version`,
 `malformed` again, then the rules of the stream's kind. The fold reads no clock, no file and no network. Its
 only time is the time at which Kafka appended the record, so Spark and the gateway always get the same result.
+
+`KINDS` has all kinds of streams; record types and views are derived from it. To add a kind, add a package in
+this folder and an entry in `KINDS`.
 """
 
 from __future__ import annotations
@@ -12,11 +15,35 @@ from typing import Any, Final
 from schemas.fold.entries import Entries, EntriesUnreadable
 from schemas.fold.settled import Outcome, Settled, rejected
 from schemas.fold.stream_kind import FoldInput, StreamKind
+from schemas.fold.view_rows import Row
+from schemas.keys.record_macs import FILE_BRIDGE, GATEWAY, MQTT_BRIDGE, SIGNED_BY_AUTHOR, is_mac_of
 from schemas.keys.sealing import Keyring, MissingKeyError
-from schemas.streams.authentication import authentication_fault
-from schemas.streams.kinds import KINDS
-from schemas.streams.refused.refusal import REQUEST_REFUSED
-from schemas.wire.record import VALUE_LIMIT_BYTES, BadEnvelopeError, Envelope, Record, read_envelope
+from schemas.streams.agents.agent_fold import AGENT_KIND
+from schemas.streams.blob.blobs import BLOB_KIND
+from schemas.streams.container.containers import CONTAINER_KIND
+from schemas.streams.control.control_fold import CONTROL_KIND
+from schemas.streams.control.record_macs import MAC_MODELS, rules_of
+from schemas.streams.job.job_fold import JOB_KIND
+from schemas.streams.mailboxes.mailbox_bodies import MESSAGE_CLAIMED
+from schemas.streams.mailboxes.mailbox_fold import MAILBOX_KIND
+from schemas.streams.mailboxes.message import MESSAGE_POSTED
+from schemas.streams.principal.principals import PRINCIPAL_KIND
+from schemas.streams.refused.refusal import REFUSED_KIND, REQUEST_REFUSED
+from schemas.streams.schedule.schedule_fold import SCHEDULE_KIND
+from schemas.streams.session.sessions import SESSION_KIND
+from schemas.streams.task.task_fold import TASK_KIND
+from schemas.streams.thread.threads import THREAD_KIND
+from schemas.streams.topic.topic_fold import TOPIC_KIND
+from schemas.streams.webhook.webhooks import WEBHOOK_KIND
+from schemas.wire.record import (
+    VALUE_LIMIT_BYTES,
+    BadEnvelopeError,
+    Envelope,
+    Record,
+    partition_for,
+    read_envelope,
+    record_mac_input,
+)
 from schemas.wire.wire_body import body_fault
 from trunkline_agent.wire.field_checks import SCHEMA_VERSION as EVENT_VERSION
 from trunkline_agent.wire.field_checks import is_utc_timestamp
@@ -30,8 +57,107 @@ from trunkline_agent.wire.verdicts import (
     REJECTED,
     SCHEMA_VERSION,
     TOO_LARGE,
+    UNAUTHENTICATED_RECORD,
     UNKNOWN_STREAM,
 )
+
+# In the order in which a micro-batch writes their views.
+KINDS: Final[dict[str, StreamKind]] = {
+    kind.name: kind
+    for kind in (
+        JOB_KIND,
+        SESSION_KIND,
+        PRINCIPAL_KIND,
+        TASK_KIND,
+        AGENT_KIND,
+        CONTAINER_KIND,
+        CONTROL_KIND,
+        THREAD_KIND,
+        TOPIC_KIND,
+        SCHEDULE_KIND,
+        BLOB_KIND,
+        WEBHOOK_KIND,
+        MAILBOX_KIND,
+        REFUSED_KIND,
+    )
+}
+RECORD_TYPES: Final = tuple(record_type for kind in KINDS.values() for record_type in kind.models)
+
+STREAM_ENTRIES: Final = "stream_entries"
+# In the order in which a micro-batch writes them. `stream_entries` is written last and records the progress.
+VIEWS: Final[dict[str, type[Row]]] = {
+    row_type.VIEW: row_type
+    for row_types in (
+        *(kind.rows for kind in KINDS.values()),
+        *(kind.later_rows for kind in KINDS.values()),
+    )
+    for row_type in row_types
+}
+VIEW_TABLES: Final = (*VIEWS, STREAM_ENTRIES)
+
+
+# The doors and record types for which a signer's key counts. The processes that have the gateway's key have the
+# master keys, too, so a limit would not bind them.
+_LIMITS: Final = {
+    MQTT_BRIDGE: frozenset({("mqtt", MESSAGE_CLAIMED), ("mqtt", REQUEST_REFUSED)}),
+    FILE_BRIDGE: frozenset({("file", MESSAGE_POSTED), ("file", MESSAGE_CLAIMED)}),
+}
+
+
+def authentication_fault(
+    record: Record, envelope: Envelope, is_of_stream: bool, macs: Entries, keyring: Keyring
+) -> Outcome | None:
+    """Check by its MAC that a process of this installation appended a record, and that its partition is right.
+
+    Args:
+        record: the record.
+        envelope: its headers.
+        is_of_stream: whether its key is that of a stream.
+        macs: the state of the stream `macs_stream(record.partition)`. Without rules, only the records that set
+            them need a MAC.
+        keyring: the master keys.
+
+    Returns:
+        The rejection, or `None` if there is no fault.
+
+    Raises:
+        MissingKeyError: the MAC is under a master key that this process lacks.
+    """
+    rules = rules_of(macs)
+    if envelope.type not in SIGNED_BY_AUTHOR and (rules is not None or envelope.type in MAC_MODELS):
+        why = _mac_fault(record, envelope, () if rules is None else rules.ended, keyring)
+        if why is not None:
+            return rejected(UNAUTHENTICATED_RECORD, why)
+    if rules is None or not is_of_stream or record.key is None or envelope.type in MAC_MODELS:
+        return None
+    # A copy in another partition would be a second stream of the same name.
+    if partition_for(record.key, rules.partitions) != record.partition:
+        return rejected(UNAUTHENTICATED_RECORD, "the stream belongs to another partition")
+    return None
+
+
+def has_valid_mac(record: Record, envelope: Envelope, keyring: Keyring) -> bool:
+    """Return whether a record has a valid MAC under one of the master keys, ended or not."""
+    try:
+        return _mac_fault(record, envelope, (), keyring) is None
+    except MissingKeyError:
+        return False
+
+
+def _mac_fault(record: Record, envelope: Envelope, ended: tuple[str, ...], keyring: Keyring) -> str | None:
+    if envelope.mac is None or envelope.mac_key is None:
+        return "the record has no MAC"
+    key = keyring.known_mac_key(envelope.mac_key, ended)
+    if key is None:
+        return "the MAC is under an unknown key"
+    if key.master in ended:
+        return "the MAC is under a key that has ended"
+    if key.signer != GATEWAY and (envelope.door, envelope.type) not in _LIMITS.get(key.signer, ()):
+        return "the key of the MAC is not for this door and type"
+    if not is_mac_of(key, record_mac_input(record), envelope.mac):
+        return "the MAC does not belong to the content"
+    return None
+
 
 # A record without a valid key belongs to no stream. It is shown as if it belonged to this one.
 UNKEYED: Final = (REFUSED, "kafka")

@@ -32,8 +32,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from connectors.programs.local_stack.part_plan import DELTA_CONF, KAFKA
 from jobs import settle_events
 from schemas.settings.settings import Settings, StorageSettings, settings_environment
+from schemas.tables.arrow_tables import LEDGER_ARROW
 from schemas.tables.ledger import LEDGER
-from schemas.tables.ledger_arrow import LEDGER_ARROW
 from tests.benchmarks.bench_report import Bench, Figures, add_phase, medians, numbers, prefixed, ratios, teller
 from tests.benchmarks.bench_stack import fill_topic, kafka_alone
 from tests.benchmarks.event_load import EVENTS_PER_JOB

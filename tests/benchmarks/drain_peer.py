@@ -20,8 +20,8 @@ from schemas.fold.entries import Entries
 from schemas.keys.sealing import load_keyring
 from schemas.log_access.kafka_clients import librdkafka_options
 from schemas.settings.settings import load_settings
+from schemas.tables.arrow_tables import LEDGER_ARROW, ledger_batch
 from schemas.tables.ledger import LedgerRow
-from schemas.tables.ledger_arrow import LEDGER_ARROW, ledger_batch
 
 COMMIT_EVERY_S = 1.0
 SILENCE_S = 20.0

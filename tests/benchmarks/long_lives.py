@@ -31,7 +31,7 @@ from schemas.keys.sealing import ensure_keyring
 from schemas.settings.settings import Settings
 from schemas.streams.mailboxes.mailbox_bodies import MailboxClaim, MailboxLease
 from schemas.streams.mailboxes.message import Message
-from schemas.tables.ledger_arrow import ledger_batch
+from schemas.tables.arrow_tables import ledger_batch
 from schemas.wire.record import OutgoingRecord
 from tests.benchmarks.bench_report import Bench, teller
 from tests.jobs.topic_load import event, registration

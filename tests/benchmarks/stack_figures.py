@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 
 from connectors.programs.local_stack import LocalStack
 from schemas.settings.settings import Settings
-from schemas.streams.kinds import VIEW_TABLES
+from schemas.streams.fold import VIEW_TABLES
 from schemas.tables.ledger import LEDGER
 
 # So many files of a table are no burden for a reader: growth counts beyond them.

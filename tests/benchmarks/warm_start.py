@@ -30,14 +30,13 @@ from deltalake import write_deltalake
 
 from connectors.hub.live.live_view import LiveView
 from schemas.fold.entries import Entries
-from schemas.fold.life_cycles import COMPLETED
 from schemas.fold.settled import FOLD_VERSION
+from schemas.fold.stream_kind import COMPLETED
 from schemas.keys.sealing import Keyring, job_secret_purpose
 from schemas.settings.settings import PROJECT_ROOT, Settings
-from schemas.streams.fold import settle
+from schemas.streams.fold import STREAM_ENTRIES, settle
 from schemas.streams.job.job_registry import REGISTRY_JOBS, JobRegistration, JobRow
-from schemas.streams.kinds import STREAM_ENTRIES
-from schemas.tables.view_arrow import VIEW_ARROW
+from schemas.tables.arrow_tables import VIEW_ARROW
 from schemas.tables.view_progress import NO_PROGRESS, ViewProgress
 from tests.benchmarks.bench_report import Bench, teller
 from tests.jobs.topic_load import raw_event

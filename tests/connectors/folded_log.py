@@ -13,9 +13,8 @@ from schemas.fold.settled import FOLD_VERSION, Settled
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
 from schemas.streams.control.record_macs import macs_stream
-from schemas.streams.fold import settle
-from schemas.streams.kinds import STREAM_ENTRIES, VIEWS
-from schemas.tables.view_arrow import VIEW_ARROW
+from schemas.streams.fold import STREAM_ENTRIES, VIEWS, settle
+from schemas.tables.arrow_tables import VIEW_ARROW
 from schemas.tables.view_progress import NO_PROGRESS, ViewProgress
 from schemas.wire.record import Record
 from trunkline_agent.wire.ids import parse_stream_key

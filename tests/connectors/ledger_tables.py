@@ -13,8 +13,8 @@ from schemas.keys.sealing import Keyring, job_secret_purpose
 from schemas.settings.settings import Settings, StorageSettings
 from schemas.streams.fold import settle
 from schemas.streams.job.job_registry import JOB_EVENT, JobRegistration
+from schemas.tables.arrow_tables import ledger_batch
 from schemas.tables.ledger import LedgerRow, ledger_row
-from schemas.tables.ledger_arrow import ledger_batch
 from schemas.wire.record import OutgoingRecord
 from tests.schemas.job_records import signed
 from tests.schemas.stream_records import as_read

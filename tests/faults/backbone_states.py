@@ -20,10 +20,9 @@ from schemas.fold.entries import Entries
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
 from schemas.streams.control.record_macs import MACS
-from schemas.streams.fold import settle
-from schemas.streams.kinds import STREAM_ENTRIES, VIEWS
+from schemas.streams.fold import STREAM_ENTRIES, VIEWS, settle
+from schemas.tables.arrow_tables import VIEW_ARROW
 from schemas.tables.ledger import COLUMNS, LedgerRow, record_of_row
-from schemas.tables.view_arrow import VIEW_ARROW
 from tests.connectors.hub.live.local_stores import stored
 from trunkline_agent.wire.ids import CONTROL
 

@@ -27,8 +27,8 @@ from jobs.views.view_lock import views_lock
 from schemas.keys.sealing import Keyring, load_keyring
 from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import AgentMcpSettings, DashboardSettings, Settings
+from schemas.streams.fold import STREAM_ENTRIES, VIEW_TABLES
 from schemas.streams.job.job_registry import REGISTRY_JOBS
-from schemas.streams.kinds import STREAM_ENTRIES, VIEW_TABLES
 from schemas.tables.ledger import LEDGER
 from schemas.tables.view_progress import read_progress
 from tests.broker_processes import BrokerProcess, wait_until

@@ -10,8 +10,7 @@ import pytest
 
 from schemas.fold.entries import Entries
 from schemas.keys.record_macs import SIGNED_BY_AUTHOR
-from schemas.streams.fold import settle
-from schemas.streams.kinds import RECORD_TYPES
+from schemas.streams.fold import RECORD_TYPES, settle
 from schemas.wire.record import OutgoingRecord
 from tests.faults.prove.comparison import DIVERGENT, LOST, Evidence, Line, compare
 from tests.faults.prove.foreign_writer import foreign_records, targets_of

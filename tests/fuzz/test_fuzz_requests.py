@@ -35,7 +35,7 @@ from connectors.doors.out_of_band.signed_commands import (
 )
 from connectors.hub.serving.answers import ApiError
 from connectors.hub.serving.strict_request import HostNames
-from schemas.streams.agents.participants import AgentKeyRow
+from schemas.streams.agents.agent_registry import AgentKeyRow
 from schemas.streams.mailboxes.mailbox_bodies import MailboxLease
 from schemas.streams.mailboxes.message import verified_message
 from tests.connectors.doors.mcp_tools.folded_hub import FoldedHub

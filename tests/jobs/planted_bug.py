@@ -8,7 +8,7 @@ from jobs.settle_events import worker_keyring
 from schemas.fold.settled import Outcome
 from schemas.fold.stream_kind import FoldInput
 from schemas.keys.sealing import Keyring
-from schemas.streams.kinds import KINDS
+from schemas.streams.fold import KINDS
 from trunkline_agent.wire.ids import JOB
 
 TRIGGER = "planted bug"

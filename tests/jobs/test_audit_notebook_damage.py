@@ -18,7 +18,7 @@ from jobs.rebuild_views import rebuild
 from jobs.settling.fold_run import settle_run
 from schemas.fold.entries import Entries
 from schemas.settings.settings import Settings
-from schemas.streams.agents.participants import (
+from schemas.streams.agents.agent_registry import (
     REGISTRY_KEYS,
     REGISTRY_PARTICIPANTS,
     AgentJoined,
@@ -28,8 +28,8 @@ from schemas.streams.agents.participants import (
 )
 from schemas.streams.job.job_registry import REGISTRY_JOBS
 from schemas.streams.mailboxes.message import MAILBOX_VIEW, Message
+from schemas.tables.arrow_tables import ledger_batch
 from schemas.tables.ledger import LEDGER, LedgerRow
-from schemas.tables.ledger_arrow import ledger_batch
 from schemas.wire.record import OutgoingRecord
 from tests.connectors.ledger_tables import FIRST_MOMENT_US, KEYRING, STEP_US, settings_below
 from tests.jobs.topic_load import event, raw_event, registration

@@ -16,7 +16,7 @@ from jobs.ledger.ledger_files import FileRoots
 from schemas.integrity.audit_anchors import anchor_key_file, anchors_file, read_anchors
 from schemas.integrity.audit_chain import last_in_file, lines_in_file
 from schemas.settings.settings import Settings
-from schemas.tables.ledger_arrow import ledger_batch
+from schemas.tables.arrow_tables import ledger_batch
 from tests.audited_ledger import AuditedLedger, ledger_row_at
 from tests.broker_processes import wait_until
 from trunkline_agent.errors import UsageError

@@ -17,11 +17,11 @@ from jobs.views.view_changes import key_columns
 from jobs.views.view_tables import ViewTable, open_tables
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings, StorageSettings, ViewSettings
+from schemas.streams.fold import STREAM_ENTRIES, VIEW_TABLES
 from schemas.streams.job.job_registry import REGISTRY_JOBS, JobPick
-from schemas.streams.kinds import STREAM_ENTRIES, VIEW_TABLES
-from schemas.streams.session.session_registry import REGISTRY_SESSIONS, SessionCreation
+from schemas.streams.session.sessions import REGISTRY_SESSIONS, SessionCreation
+from schemas.tables.arrow_tables import VIEW_ARROW
 from schemas.tables.ledger import LEDGER
-from schemas.tables.view_arrow import VIEW_ARROW
 from schemas.tables.view_progress import ViewProgress, read_progress
 from schemas.wire.record import OutgoingRecord
 from tests.broker_processes import wait_until

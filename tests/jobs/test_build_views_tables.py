@@ -16,11 +16,10 @@ from deltalake import DeltaTable
 from jobs.views import view_tables
 from jobs.views.view_changes import Key, RowChange, changes_of
 from jobs.views.view_tables import SHELF, ViewTable, WrongViewTable, table_schema
-from schemas.streams.kinds import STREAM_ENTRIES, VIEW_TABLES
+from schemas.streams.fold import STREAM_ENTRIES, VIEW_TABLES
 from schemas.streams.mailboxes.message import MAILBOX_VIEW
 from schemas.streams.principal.principals import REGISTRY_PRINCIPALS
-from schemas.tables.ledger_arrow import LEDGER_ARROW
-from schemas.tables.view_arrow import VIEW_ARROW
+from schemas.tables.arrow_tables import LEDGER_ARROW, VIEW_ARROW
 from schemas.tables.view_progress import NO_PROGRESS, ViewProgress, read_progress
 
 pytestmark = pytest.mark.long

@@ -31,13 +31,13 @@ from jobs.settling.partition_state import PartitionStates, StageSettings
 from jobs.switch_fold import state_of
 from jobs.views.view_changes import ends_of
 from schemas.settings.settings import Settings
+from schemas.streams.fold import STREAM_ENTRIES, VIEW_TABLES, VIEWS
 from schemas.streams.job.job_registry import JOB_EVENT
-from schemas.streams.kinds import STREAM_ENTRIES, VIEW_TABLES, VIEWS
 from schemas.streams.mailboxes.message import MAILBOX_VIEW, MESSAGE_BODIES, MESSAGE_POSTED
+from schemas.tables.arrow_tables import ledger_batch
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.ledger import LEDGER
-from schemas.tables.ledger_arrow import ledger_batch
-from schemas.wire.partitions import Position
+from schemas.wire.record import Position
 from tests.connectors.hub.live.local_stores import loaded_state
 from tests.mixed_tables import JOB, MixedTables, mixed_tables
 from tests.notebook_run import run_here

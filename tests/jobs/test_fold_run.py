@@ -24,9 +24,8 @@ from schemas.streams.control.record_macs import (
     macs_required_records,
     macs_stream,
 )
-from schemas.streams.fold import settle
+from schemas.streams.fold import KINDS, settle
 from schemas.streams.job import job_fold
-from schemas.streams.kinds import KINDS
 from schemas.tables.ledger import LedgerRow, ledger_row
 from schemas.wire.record import Record
 from tests.jobs.topic_load import event, registration

@@ -23,7 +23,7 @@ from jobs.views import view_tables
 from jobs.views.index_store import _name as stored_name
 from jobs.views.view_changes import RowChange
 from jobs.views.view_tables import SHELF, ViewTable, index_path
-from schemas.streams.kinds import STREAM_ENTRIES, VIEW_TABLES
+from schemas.streams.fold import STREAM_ENTRIES, VIEW_TABLES
 from tests.broker_processes import PROJECT_ROOT
 from tests.jobs.test_rebuild_views import Backbone
 from tests.jobs.topic_load import event, registration

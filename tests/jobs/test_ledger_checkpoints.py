@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 
 from jobs.ledger.ledger_table import EVERY_COMMITS, LedgerCheckpoints, create_ledger
 from schemas.settings.settings import Settings
+from schemas.tables.arrow_tables import LEDGER_ARROW
 from schemas.tables.ledger import LEDGER
-from schemas.tables.ledger_arrow import LEDGER_ARROW
 
 
 def append(path: str, offset: int) -> None:

@@ -22,8 +22,8 @@ from jobs.settling.fold_run import OrderError
 from jobs.settling.ledger_sink import LedgerSink, SecondWriter
 from schemas.log_access.event_topic import admin_client
 from schemas.settings.settings import Settings
+from schemas.tables.arrow_tables import LEDGER_ARROW
 from schemas.tables.ledger import LEDGER
-from schemas.tables.ledger_arrow import LEDGER_ARROW
 from schemas.tables.spark_types import LEDGER_FILE
 from tests.raw_records import begin_transaction, read_to_end
 from trunkline_agent.errors import TrunklineError

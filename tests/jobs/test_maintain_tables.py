@@ -20,7 +20,7 @@ from jobs.refold import check_views
 from jobs.settling.ledger_sink import LedgerSink
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings, ViewSettings
-from schemas.streams.kinds import STREAM_ENTRIES
+from schemas.streams.fold import STREAM_ENTRIES
 from schemas.tables.ledger import LEDGER
 from schemas.tables.view_progress import read_progress
 from tests.broker_processes import wait_until

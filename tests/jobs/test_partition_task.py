@@ -24,9 +24,9 @@ from schemas.keys.sealing import Keyring, ensure_keyring
 from schemas.settings.settings import Settings
 from schemas.state_store.local_store import StoreMoved
 from schemas.state_store.partition_store import PartitionStore
+from schemas.tables.arrow_tables import ledger_batch
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.ledger import LEDGER
-from schemas.tables.ledger_arrow import ledger_batch
 from schemas.wire.record import Record
 from tests.micro_batches import MicroBatches, records_of
 from tests.random_log import RandomLog

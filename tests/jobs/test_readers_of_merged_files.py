@@ -30,7 +30,7 @@ from jobs.views import view_tables
 from jobs.views.view_changes import key_columns
 from schemas.state_store import gateway_store
 from schemas.streams.control.record_macs import mac_key_ended_records, macs_required_records
-from schemas.streams.kinds import STREAM_ENTRIES, VIEW_TABLES, VIEWS
+from schemas.streams.fold import STREAM_ENTRIES, VIEW_TABLES, VIEWS
 from schemas.streams.mailboxes.message import MAILBOX_VIEW, MESSAGE_BODIES, MESSAGE_POSTED, MessageRow
 from schemas.tables.delta_files import TableRows, dataset_of
 from schemas.tables.ledger import LEDGER

@@ -24,16 +24,15 @@ from schemas.fold.entries import Entries
 from schemas.fold.settled import FOLD_VERSION
 from schemas.keys.sealing import Keyring, ensure_keyring
 from schemas.settings.settings import Settings, StorageSettings, settings_environment
+from schemas.streams.fold import STREAM_ENTRIES, VIEW_TABLES
 from schemas.streams.job.job_registry import (
     REGISTRY_JOBS,
     JobCancellation,
     JobPick,
 )
-from schemas.streams.kinds import STREAM_ENTRIES, VIEW_TABLES
-from schemas.streams.session.session_registry import SessionCreation
+from schemas.streams.session.sessions import SessionCreation
+from schemas.tables.arrow_tables import LEDGER_ARROW, VIEW_ARROW, ledger_batch
 from schemas.tables.ledger import LEDGER
-from schemas.tables.ledger_arrow import LEDGER_ARROW, ledger_batch
-from schemas.tables.view_arrow import VIEW_ARROW
 from schemas.tables.view_progress import ViewProgress
 from schemas.wire.record import OutgoingRecord, Record
 from tests.jobs.topic_load import event, raw_event, registration

@@ -26,9 +26,9 @@ from schemas.fold.entries import Entries
 from schemas.keys.sealing import Keyring
 from schemas.log_access.kafka_clients import PASSWORD_VARIABLE, kafka_password
 from schemas.settings.settings import Settings, SparkSettings, ViewSettings
-from schemas.streams.kinds import STREAM_ENTRIES
+from schemas.streams.fold import STREAM_ENTRIES
+from schemas.tables.arrow_tables import ledger_batch
 from schemas.tables.ledger import LEDGER
-from schemas.tables.ledger_arrow import ledger_batch
 from schemas.tables.view_progress import read_progress
 from schemas.wire.record import Record
 from tests.broker_processes import wait_until

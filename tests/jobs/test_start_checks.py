@@ -13,8 +13,8 @@ from jobs.settling.log_checks import StartRefused, check_conf, check_log
 from schemas.keys.sealing import Keyring
 from schemas.log_access.event_topic import admin_client
 from schemas.settings.settings import Settings
+from schemas.tables.arrow_tables import LEDGER_ARROW
 from schemas.tables.ledger import LEDGER
-from schemas.tables.ledger_arrow import LEDGER_ARROW
 from tests.broker_processes import with_kafka
 from tests.jobs.topic_load import append_all, event, registration
 

@@ -27,8 +27,7 @@ from connectors.programs.gateway_program.application import Door, build_applicat
 from connectors.programs.gateway_program.http_server import Budgets, HttpServer, bound_socket
 from schemas.keys.sealing import ensure_keyring
 from schemas.settings.settings import GatewaySettings, KafkaSettings, LimitSettings, Settings
-from schemas.wire.partitions import Position, partition_for
-from schemas.wire.record import OutgoingRecord
+from schemas.wire.record import OutgoingRecord, Position, partition_for
 from tests.broker_processes import LOOPBACK, wait_until
 from tests.schemas.stream_records import as_read
 from trunkline_agent.errors import BackboneUnreachable

@@ -19,8 +19,8 @@ from schemas.integrity.audit_anchors import anchors_file, chain_file, is_beside_
 from schemas.integrity.audit_chain import last_in_file
 from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import KafkaSettings, Settings
-from schemas.streams.blob.blob_registry import BLOBS, STORED
-from schemas.streams.kinds import VIEW_TABLES
+from schemas.streams.blob.blobs import BLOBS, STORED
+from schemas.streams.fold import VIEW_TABLES
 from schemas.tables.delta_files import rows_at
 from trunkline_agent.errors import TrunklineError
 

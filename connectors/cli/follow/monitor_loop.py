@@ -15,7 +15,7 @@ from connectors.programs.processes.session_host import SessionHost
 from connectors.programs.processes.session_registry_client import MENDED, Drift, dead_here, find_drift, mend
 from schemas.settings.settings import Settings
 from schemas.streams.job.job_registry import JOB_TERMINAL
-from schemas.streams.session.session_registry import TERMINATED
+from schemas.streams.session.sessions import TERMINATED
 from trunkline_agent.errors import NotFound, Refused, TrunklineError, UsageError
 from trunkline_agent.wire.ids import JOB, SESSION
 

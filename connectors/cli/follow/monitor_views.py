@@ -18,7 +18,7 @@ from connectors.log.ledger_files.ledger_lines import iso_time
 from connectors.plumbing.gateway_client.event_stream import RegistryFollower, RowChange
 from connectors.programs.processes.session_registry_client import Drift
 from schemas.streams.job.job_registry import JOB_TERMINAL
-from schemas.streams.session.session_registry import TERMINATED
+from schemas.streams.session.sessions import TERMINATED
 from trunkline_agent.terminal_text import escaped
 from trunkline_agent.wire.ids import JOB
 

@@ -27,7 +27,7 @@ from connectors.log.ledger_files.ledger_lines import (
     json_line,
     text_line,
 )
-from schemas.streams.kinds import RECORD_TYPES
+from schemas.streams.fold import RECORD_TYPES
 from trunkline_agent.errors import UsageError
 from trunkline_agent.terminal_text import is_coloured
 from trunkline_agent.wire.ids import JOB

@@ -31,7 +31,7 @@ from connectors.tools.job_tools.job_files import (
     stored_jobs,
 )
 from connectors.tools.job_tools.job_watcher import EXIT_TIMED_OUT, JobWatcher, Outcomes, Sight, Timers
-from schemas.fold.life_cycles import PENDING, RUNNING
+from schemas.fold.stream_kind import PENDING, RUNNING
 from schemas.keys.sealing import UnsealError, broker_password_purpose, load_keyring
 from schemas.settings.settings import MqttSettings, Settings, SettingsError
 from schemas.streams.job.job_registry import JOB_EVENT, JOB_SECRET_ROTATED, JOB_TERMINAL, BrokerOverlay

@@ -13,7 +13,7 @@ from connectors.programs.local_stack.part_plan import BRIDGE, FILES, GATEWAY
 from schemas.fold.entries import Entries
 from schemas.settings.settings import Settings
 from schemas.streams.control.record_macs import MACS, rules_of
-from schemas.streams.kinds import STREAM_ENTRIES
+from schemas.streams.fold import STREAM_ENTRIES
 from schemas.tables.delta_files import rows_at
 from schemas.tables.ledger import LEDGER
 from trunkline_agent.wire.ids import CONTROL

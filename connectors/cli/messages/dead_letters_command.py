@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from connectors.log.publisher import Publisher
     from connectors.plumbing.gateway_client.event_stream import EventStream
     from schemas.settings.settings import Settings
-    from schemas.wire.partitions import Position
-    from schemas.wire.record import OutgoingRecord
+    from schemas.wire.record import OutgoingRecord, Position
 
 _HIDDEN: Final = ("value_sealed", "entries", "changes")
 _SNAPSHOT_S: Final = 5.0

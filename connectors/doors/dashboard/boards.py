@@ -17,10 +17,9 @@ from connectors.hub.services.mailbox_waits import Mailbox
 from connectors.hub.services.mailboxes import token_mailbox
 from connectors.hub.services.task_keeper import container_of
 from connectors.hub.webhooks.deliverer import DOWN_AFTER
-from schemas.fold.life_cycles import RUNNING, STOPPED
-from schemas.streams.agents.agent_registry import DEFINED, AgentRow
-from schemas.streams.agents.participants import ParticipantRow
-from schemas.streams.container.container_registry import ContainerRow
+from schemas.fold.stream_kind import RUNNING, STOPPED
+from schemas.streams.agents.agent_registry import DEFINED, AgentRow, ParticipantRow
+from schemas.streams.container.containers import ContainerRow
 from schemas.streams.mailboxes.message import (
     DEAD,
     DEFAULT_REALM,
@@ -33,7 +32,7 @@ from schemas.streams.mailboxes.message import (
 from schemas.streams.principal import principals
 from schemas.streams.principal.principals import OPERATOR
 from schemas.streams.task.task_registry import TaskRow, TokenRow
-from schemas.streams.webhook.webhook_registry import ACTIVE, PAUSED, WebhookRow, url_parts
+from schemas.streams.webhook.webhooks import ACTIVE, PAUSED, WebhookRow, url_parts
 from trunkline_agent.wire.message_fields import DESCRIPTION
 
 BODY_CHARACTERS: Final = 65_536

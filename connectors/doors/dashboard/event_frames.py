@@ -26,8 +26,8 @@ from connectors.hub.live.settled_feed import SettledRecord
 from connectors.hub.live.table_progress_reader import TableLag, ViewProgressReader
 from connectors.hub.services.hub import Hub
 from connectors.hub.services.settled_stream import AGENT_CHANGED, AGENT_CREATED, AGENT_EVENTS, AGENT_REMOVED
-from schemas.fold.life_cycles import STOPPED
-from schemas.streams.agents.participants import AGENT_JOINED, AGENT_STOPPED
+from schemas.fold.stream_kind import STOPPED
+from schemas.streams.agents.agent_registry import AGENT_JOINED, AGENT_STOPPED
 from schemas.streams.job.job_registry import JobRow
 from schemas.streams.mailboxes.message import MESSAGE_POSTED
 from schemas.streams.principal.principals import OPERATOR, VIEWER

@@ -30,8 +30,8 @@ from schemas.settings.settings import Settings
 from schemas.streams.job.job_registry import JOB_REGISTERED, JOB_SECRET_ROTATED, JobRow
 from schemas.streams.principal.principals import OPERATOR
 from schemas.streams.task.task_registry import TaskRow
-from schemas.streams.webhook.webhook_registry import WEBHOOK_SET
-from schemas.wire.partitions import Position
+from schemas.streams.webhook.webhooks import WEBHOOK_SET
+from schemas.wire.record import Position
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.wire.ids import CONTROL, JOB, PRINCIPAL, stream_key
 from trunkline_agent.wire.verdicts import FOLD_FAILED, REJECTED

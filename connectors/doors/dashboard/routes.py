@@ -37,7 +37,7 @@ from connectors.operations.messages.deliveries import never_gone
 from connectors.operations.principals.dead_messages import ReplayMessage
 from connectors.operations.rules.owners import owner_of_mailbox
 from schemas.streams.job.job_registry import JobRow
-from schemas.wire.partitions import Position
+from schemas.wire.record import Position
 from trunkline_agent.errors import TrunklineError
 
 _OFFSET_LIMIT: Final = 10**15

@@ -38,8 +38,7 @@ from connectors.plumbing.network.rates import Backoff
 from schemas.keys.record_macs import FILE_BRIDGE
 from schemas.settings.settings import Settings
 from schemas.streams.mailboxes.message import DEFAULT_REALM
-from schemas.wire.partitions import Position
-from schemas.wire.record import OutgoingRecord
+from schemas.wire.record import OutgoingRecord, Position
 from trunkline_agent.errors import BackboneUnreachable
 from trunkline_agent.queue import Queue, QueueError
 from trunkline_agent.queue.delayed_messages import delayed_names

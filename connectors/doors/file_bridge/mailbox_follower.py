@@ -39,7 +39,7 @@ from connectors.plumbing.gateway_client.event_stream import (
 )
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
 from schemas.settings.settings import Settings
-from schemas.streams.blob.blob_registry import BlobReference
+from schemas.streams.blob.blobs import BlobReference
 from schemas.streams.mailboxes.mailbox_bodies import MESSAGE_DUE
 from schemas.streams.mailboxes.message import DEFAULT_REALM, MESSAGE_POSTED
 from schemas.streams.mailboxes.message_text import note_of_blob

@@ -35,12 +35,12 @@ from connectors.plumbing.gateway_client.verdict_stream import VerdictStream
 from connectors.plumbing.network.rates import Backoff, TokenBuckets
 from schemas.effects.recipients import Limits, limits_of
 from schemas.settings.settings import Settings
-from schemas.streams.blob.blob_registry import BlobReference
+from schemas.streams.blob.blobs import BlobReference
 from schemas.streams.control.limits import NAME, ROLE, LimitRow
 from schemas.streams.mailboxes.message import DEFAULT_REALM
 from schemas.streams.mailboxes.message_text import FILE_BLOB_TYPE
 from schemas.streams.principal.principals import PrincipalRow
-from schemas.wire.partitions import Position
+from schemas.wire.record import Position
 from trunkline_agent.errors import RateLimited, TrunklineError
 from trunkline_agent.hub.plans import Request, Retries, exchange
 from trunkline_agent.queue.message_record import BODY_LIMIT, side_file_of

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from pydantic import ValidationError
 
 from schemas.settings.settings import Settings
-from schemas.streams.blob.blob_registry import BlobReference
+from schemas.streams.blob.blobs import BlobReference
 from schemas.streams.mailboxes.mailbox_bodies import LIMIT_MOST, MailboxClaim
 from schemas.streams.mailboxes.message import MAILBOX_VIEW, MESSAGE_POSTED, Message
 from schemas.streams.mailboxes.message_text import note_of_blob, shown_text

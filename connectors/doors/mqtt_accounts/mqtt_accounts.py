@@ -41,8 +41,7 @@ from connectors.plumbing.mqtt_link.broker_settings import ensure_role_passwords,
 from schemas.fold.settled import AppliedChange
 from schemas.keys.sealing import Keyring, UnsealError
 from schemas.settings.settings import Settings
-from schemas.streams.agents.mqtt_agent_fold import mqtt_agent_secret
-from schemas.streams.agents.mqtt_agents import REGISTERED, MqttAgentRow
+from schemas.streams.agents.mqtt_agents import REGISTERED, MqttAgentRow, mqtt_agent_secret
 from schemas.streams.job.job_fold import job_grant
 from schemas.streams.job.job_registry import JOB_TERMINAL, JobRow
 from trunkline_agent.mqtt.mqtt_login import LoginAnswer, try_login

@@ -24,7 +24,7 @@ from connectors.hub.live.row_lists import RowIndex
 from connectors.hub.reactor.timers import Timers
 from schemas.effects.following import BY_REACTOR, derived_id
 from schemas.fold.settled import AppliedChange
-from schemas.streams.blob.blob_registry import BLOB_REMOVED, REMOVED, STORED, BlobRemoved, BlobRow
+from schemas.streams.blob.blobs import BLOB_REMOVED, REMOVED, STORED, BlobRemoved, BlobRow
 from schemas.streams.mailboxes.message import MessageRow
 from schemas.streams.topic.topic_registry import TopicMessageRow
 from schemas.wire.record import OutgoingRecord

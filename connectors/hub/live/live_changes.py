@@ -10,7 +10,7 @@ import msgspec
 from schemas.fold.entries import EntriesInMemory, Writes
 from schemas.state_store.gateway_store import PlacedRow, RowChange
 from schemas.state_store.partition_store import EntryChange
-from schemas.streams.kinds import VIEWS
+from schemas.streams.fold import VIEWS
 from schemas.wire.record import Record
 
 T = TypeVar("T")

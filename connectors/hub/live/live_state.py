@@ -26,10 +26,8 @@ from schemas.state_store.ended_lists import WHOLE, Span, is_listed
 from schemas.state_store.gateway_store import GatewayStore, LogPlace, PlacedRow
 from schemas.state_store.local_store import StoreDamaged
 from schemas.streams.control.record_macs import macs_stream
-from schemas.streams.fold import settle
-from schemas.streams.kinds import VIEWS
-from schemas.wire.partitions import Position
-from schemas.wire.record import Record
+from schemas.streams.fold import VIEWS, settle
+from schemas.wire.record import Position, Record
 from trunkline_agent.wire.ids import parse_stream_key
 
 _NEVER: Final = -1

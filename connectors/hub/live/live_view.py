@@ -38,10 +38,9 @@ from schemas.fold.view_rows import Row
 from schemas.keys.sealing import Keyring
 from schemas.log_access.event_topic import check_topic
 from schemas.settings.settings import Settings
-from schemas.streams.kinds import VIEWS
+from schemas.streams.fold import VIEWS
 from schemas.tables.fold_version import check_fold_version, check_switch
-from schemas.wire.partitions import Position
-from schemas.wire.record import Record
+from schemas.wire.record import Position, Record
 from trunkline_agent.errors import BackboneUnreachable, TrunklineError
 
 log = structlog.stdlib.get_logger(__name__)

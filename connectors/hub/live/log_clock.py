@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from connectors.hub.live.settled_feed import SettledRecord
-from schemas.wire.partitions import partition_for
+from schemas.wire.record import partition_for
 
 # Asks that nobody answered are forgotten beyond this number.
 _ASKS_MOST: Final = 10_000

@@ -14,15 +14,21 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from schemas.fold.life_cycles import STOPPED
 from schemas.fold.settled import AppliedChange
+from schemas.fold.stream_kind import STOPPED
 from schemas.fold.view_rows import Row, RowT
 from schemas.state_store.ended_lists import WHOLE, Span
-from schemas.streams.agents.participants import PRESENT, AgentKeyRow, ParticipantRow, list_of_agent, list_of_key
-from schemas.streams.container.container_registry import OPEN, RECYCLED, ContainerRow
+from schemas.streams.agents.agent_registry import (
+    PRESENT,
+    AgentKeyRow,
+    ParticipantRow,
+    list_of_agent,
+    list_of_key,
+)
+from schemas.streams.container.containers import OPEN, RECYCLED, ContainerRow
 from schemas.streams.job.job_registry import JOB_STATES, JobRow
 from schemas.streams.principal.principals import ACTIVE, REVOKED
-from schemas.streams.session.session_registry import SessionRow
+from schemas.streams.session.sessions import SessionRow
 from schemas.streams.task.task_registry import TASK_STATES, TaskRow, TokenRow
 from schemas.streams.thread.threads import ThreadRow
 

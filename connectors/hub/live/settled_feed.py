@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from schemas.wire.partitions import Position
+from schemas.wire.record import Position
 
 FEED_RECORDS: Final = 20_000
 FEED_BYTES: Final = 32 * 1024 * 1024

@@ -26,11 +26,11 @@ from connectors.hub.live.live_view import LiveView
 from schemas.integrity.audit_anchors import chain_file
 from schemas.integrity.audit_chain import ChainEntry, last_in_file, line_in_metadata
 from schemas.settings.settings import Settings
-from schemas.streams.kinds import STREAM_ENTRIES
+from schemas.streams.fold import STREAM_ENTRIES
 from schemas.tables.delta_files import table_storage
 from schemas.tables.ledger import LEDGER
 from schemas.tables.view_progress import ViewProgress, read_progress
-from schemas.wire.partitions import Position
+from schemas.wire.record import Position
 from trunkline_agent.errors import TrunklineError
 
 # Maintenance commits a few times between two micro-batches. Older entries are in the chain file.

@@ -30,15 +30,14 @@ from schemas.settings.settings import Settings
 from schemas.state_store import gateway_store
 from schemas.state_store.gateway_store import GatewayStore, RowChange
 from schemas.state_store.partition_store import EntryChange
-from schemas.streams.kinds import KINDS, STREAM_ENTRIES, VIEWS
+from schemas.streams.fold import KINDS, STREAM_ENTRIES, VIEWS
 from schemas.streams.mailboxes.mailbox_entries import LAST
 from schemas.streams.mailboxes.message import MESSAGE_POSTED, MessageBodyRow, MessageRow
+from schemas.tables.arrow_tables import LEDGER_ARROW, VIEW_ARROW
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.ledger import LEDGER
-from schemas.tables.ledger_arrow import LEDGER_ARROW
-from schemas.tables.view_arrow import VIEW_ARROW
 from schemas.tables.view_progress import read_progress
-from schemas.wire.partitions import Position
+from schemas.wire.record import Position
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.wire.ids import MAILBOX
 from trunkline_agent.wire.verdicts import REJECTED

@@ -45,7 +45,7 @@ from schemas.streams.mailboxes.message import (
     verified_message,
 )
 from schemas.streams.principal.principals import ACTIVE, SYSTEM
-from schemas.streams.session.session_registry import SessionRow
+from schemas.streams.session.sessions import SessionRow
 from schemas.streams.topic.topic_registry import SubscriptionRow
 from schemas.wire.record import BadEnvelopeError, OutgoingRecord, Record, read_envelope
 from trunkline_agent.wire.ids import CONTROL, MAILBOX, parse_stream_key

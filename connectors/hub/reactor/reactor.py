@@ -53,10 +53,9 @@ from schemas.settings.settings import Settings
 from schemas.streams.control.organism import ListenerRow
 from schemas.streams.mailboxes.message import MessageRow
 from schemas.streams.schedule.schedule_registry import SCHEDULE_RAN, ScheduleRan
-from schemas.streams.session.session_registry import SessionRow
+from schemas.streams.session.sessions import SessionRow
 from schemas.streams.topic.topic_registry import SubscriptionRow
-from schemas.wire.partitions import Position
-from schemas.wire.record import OutgoingRecord, Record
+from schemas.wire.record import OutgoingRecord, Position, Record
 from trunkline_agent.errors import BackboneUnreachable, TrunklineError
 from trunkline_agent.wire.verdicts import REJECTED
 

@@ -21,7 +21,7 @@ from connectors.hub.live.table_reader import newest_settled
 from schemas.settings.settings import Settings
 from schemas.streams.mailboxes.message import MESSAGE_POSTED
 from schemas.streams.refused.refusal import REQUEST_REFUSED
-from schemas.wire.partitions import Position
+from schemas.wire.record import Position
 from schemas.wire.wire_body import NOTE_LIMIT
 from trunkline_agent.wire.field_checks import has_control_characters
 from trunkline_agent.wire.ids import is_name

@@ -19,8 +19,7 @@ from typing import Final
 from connectors.hub.live.settled_feed import SettledRecord
 from schemas.fold.entries import Entries
 from schemas.fold.settled import AppliedChange
-from schemas.streams.control.organism import ORGANISM_STREAM, ListenerRow
-from schemas.streams.control.organism_fold import organism_version
+from schemas.streams.control.organism import ORGANISM_STREAM, ListenerRow, organism_version
 from schemas.streams.mailboxes.message import DEFAULT_REALM, LEASED, PRIORITIES, UNREAD, MessageRow
 from schemas.streams.principal.principals import ACTIVE
 from trunkline_agent.wire.verdicts import ACCEPTED

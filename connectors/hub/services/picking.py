@@ -22,11 +22,11 @@ from connectors.hub.live.settled_feed import SettledRecord
 from connectors.hub.services.log_appender import LogAppender
 from connectors.hub.serving.answers import BUSY, NO_MATCH, ApiError, refuse_rejected, unavailable
 from schemas.fold.entries import Entries
-from schemas.fold.life_cycles import PENDING, RUNNING
+from schemas.fold.stream_kind import PENDING, RUNNING
 from schemas.keys.sealing import Keyring, UnsealError
 from schemas.streams.job.job_fold import job_grant
 from schemas.streams.job.job_registry import JOB_TERMINAL, JobPick, JobRow
-from schemas.streams.session.session_registry import SessionRow
+from schemas.streams.session.sessions import SessionRow
 from trunkline_agent.errors import BackboneUnreachable
 from trunkline_agent.wire.ids import JOB, stream_key
 from trunkline_agent.wire.verdicts import ILLEGAL_TRANSITION, REJECTED

@@ -29,15 +29,14 @@ from connectors.plumbing.network.rates import TokenBuckets
 from schemas.effects.following import GetRow
 from schemas.effects.recipients import Limits, has_mailbox, limits_of
 from schemas.fold.settled import AppliedChange
-from schemas.streams.agents.agent_registry import AgentRow
+from schemas.streams.agents.agent_registry import AgentRow, ParticipantRow
 from schemas.streams.agents.mqtt_agents import MqttAgentRow
-from schemas.streams.agents.participants import ParticipantRow
 from schemas.streams.control.limits import LimitRow
 from schemas.streams.control.organism import ListenerRow
 from schemas.streams.job.job_registry import JobRow
 from schemas.streams.mailboxes.message import DEFAULT_REALM, MessageRow
 from schemas.streams.principal.principals import PrincipalRow
-from schemas.streams.webhook.webhook_registry import WebhookRow
+from schemas.streams.webhook.webhooks import WebhookRow
 from trunkline_agent.wire.verdicts import LIMIT_REACHED, MAILBOX_FULL, RATE_LIMITED
 
 _T = TypeVar("_T")

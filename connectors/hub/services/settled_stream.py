@@ -21,8 +21,8 @@ from connectors.hub.live.row_lists import OrderedRows, RowLists
 from connectors.hub.live.settled_feed import FellBehind, SettledFeed, SettledRecord
 from connectors.hub.serving.answers import row_as_json
 from connectors.hub.serving.streaming_answer import CHUNK_BYTES, PING, Reserve, server_event
+from schemas.streams.agents.agent_registry import AGENT_JOINED, AGENT_STOPPED, AGENT_UPDATED
 from schemas.streams.agents.mqtt_agents import AGENT_MQTT_REGISTERED
-from schemas.streams.agents.participants import AGENT_JOINED, AGENT_STOPPED, AGENT_UPDATED
 from schemas.streams.job.job_registry import (
     JOB_REGISTERED,
     JOB_SECRET_ROTATED,
@@ -30,8 +30,8 @@ from schemas.streams.job.job_registry import (
     JOB_TERMINAL,
     JobRow,
 )
-from schemas.streams.session.session_registry import SESSION_STATES, TERMINATED, SessionRow
-from schemas.streams.webhook.webhook_registry import WEBHOOK_SET
+from schemas.streams.session.sessions import SESSION_STATES, TERMINATED, SessionRow
+from schemas.streams.webhook.webhooks import WEBHOOK_SET
 from trunkline_agent.wire.ids import JOB, PRINCIPAL, SESSION
 from trunkline_agent.wire.moments import iso_moment
 from trunkline_agent.wire.strict_json import MalformedJsonError, decode

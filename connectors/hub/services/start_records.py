@@ -38,8 +38,13 @@ from schemas.streams.agents.agent_registry import (
     change_cause,
 )
 from schemas.streams.control.control_fold import FOLD_STREAM, FoldSwitched, is_recorded
-from schemas.streams.control.organism import ORGANISM_STREAM, ListenerRow, OrganismLoaded
-from schemas.streams.control.organism_fold import loaded_digest, organism_version
+from schemas.streams.control.organism import (
+    ORGANISM_STREAM,
+    ListenerRow,
+    OrganismLoaded,
+    loaded_digest,
+    organism_version,
+)
 from schemas.streams.control.record_macs import macs_required_records, rules_of
 from schemas.streams.principal.principals import RESERVED_PRINCIPALS
 from schemas.tables.fold_version import noted_switch

@@ -53,9 +53,9 @@ from connectors.plumbing.mqtt_link.payloads import (
     silence_s,
 )
 from connectors.plumbing.network.rates import Backoff
-from schemas.fold.life_cycles import STOPPED as AGENT_STOPPED
+from schemas.fold.stream_kind import STOPPED as AGENT_STOPPED
 from schemas.settings.settings import Settings, SettingsError
-from schemas.streams.agents.participants import PARTICIPANT_STATES
+from schemas.streams.agents.agent_registry import PARTICIPANT_STATES
 from schemas.streams.mailboxes.message import MessageRow
 from schemas.tables.view_progress import ViewProgress
 from trunkline_agent.errors import BackboneUnreachable, TrunklineError, UsageError

@@ -34,13 +34,12 @@ from connectors.plumbing.machine.background_service import ThreadedService
 from connectors.plumbing.machine.process_tree import host_name
 from schemas.effects.job_effects import stopped_with_task
 from schemas.effects.mailbox_effects import completes_a_task
-from schemas.fold import life_cycles as states
+from schemas.fold import stream_kind as states
 from schemas.fold.settled import AppliedChange
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
-from schemas.streams.agents.agent_registry import DEFINED, AgentRow
-from schemas.streams.agents.participants import AgentJoined, ParticipantRow
-from schemas.streams.container.container_registry import (
+from schemas.streams.agents.agent_registry import DEFINED, AgentJoined, AgentRow, ParticipantRow
+from schemas.streams.container.containers import (
     CONFIGURING,
     MONITORING,
     OPEN,

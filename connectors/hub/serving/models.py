@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
-from schemas.tables.row_columns import column_texts
+from schemas.tables.arrow_tables import column_texts
 from schemas.wire.wire_body import OVERLAP_LIMIT_MS, Name
 from trunkline_agent.wire.ids import NAME_LIMIT
 

@@ -20,7 +20,7 @@ import httpcore2
 
 from schemas.settings.setting_types import networks_of
 from schemas.settings.settings import WebhookSettings
-from schemas.streams.webhook.webhook_registry import url_parts
+from schemas.streams.webhook.webhooks import url_parts
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 # RFC 6052: the last 32 bits of these addresses are the IPv4 address that a translator connects to.
@@ -47,7 +47,7 @@ class AddressRule:
         """Raise AddressRefusedError if a URL is `http` and may not be, or if its host is a refused address.
 
         A host name is not resolved: `checked` does this for each connection. The URL has the form that
-        `schemas.streams.webhook.webhook_registry.url_parts` accepts.
+        `schemas.streams.webhook.webhooks.url_parts` accepts.
         """
         parts = url_parts(url)
         if parts.scheme != "https" and not self._is_http_allowed:

@@ -23,9 +23,9 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from pyarrow.fs import FileSystem, FileType
 
 from schemas.settings.settings import Settings
+from schemas.tables.arrow_tables import LEDGER_ARROW
 from schemas.tables.delta_files import dataset_of, dataset_of_files, table_storage
 from schemas.tables.ledger import LEDGER
-from schemas.tables.ledger_arrow import LEDGER_ARROW
 from trunkline_agent.errors import NotFound, TrunklineError
 
 POLL_S: Final = 0.05

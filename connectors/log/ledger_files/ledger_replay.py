@@ -16,13 +16,12 @@ from connectors.log.ledger_files.ledger_reader import LedgerFilter, LedgerReader
 from schemas.keys.record_macs import SIGNED_BY_AUTHOR
 from schemas.keys.sealing import Keyring, UnsealError
 from schemas.settings.settings import Settings
-from schemas.streams.authentication import has_valid_mac
 from schemas.streams.control.control_fold import CONTROL_FOLD_SWITCHED, CONTROL_TOPOLOGY
 from schemas.streams.control.record_macs import MAC_MODELS
+from schemas.streams.fold import has_valid_mac
 from schemas.streams.refused.refusal import REQUEST_REFUSED
 from schemas.tables.ledger import LedgerRow, record_of_row
-from schemas.wire.partitions import Position
-from schemas.wire.record import OutgoingRecord, read_envelope
+from schemas.wire.record import OutgoingRecord, Position, read_envelope
 from trunkline_agent.errors import NotFound, Refused, UsageError
 from trunkline_agent.wire.ids import parse_stream_key
 from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE, REJECTED, TOO_LARGE, UNAUTHENTICATED_RECORD

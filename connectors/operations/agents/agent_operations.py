@@ -42,17 +42,17 @@ from connectors.operations.rules.agent_models import (
 )
 from connectors.operations.rules.owners import check_name_is_free
 from connectors.operations.work.task_operations import start_task
-from schemas.fold.life_cycles import STOPPED
-from schemas.streams.agents.agent_registry import AgentRow
-from schemas.streams.agents.participants import (
+from schemas.fold.stream_kind import STOPPED
+from schemas.streams.agents.agent_registry import (
     AgentJoined,
     AgentKeyRegistered,
     AgentKeyRemoved,
     AgentKeyRow,
+    AgentRow,
     AgentStopped,
     ParticipantRow,
 )
-from schemas.streams.container.container_registry import ContainerRow
+from schemas.streams.container.containers import ContainerRow
 from schemas.streams.task.task_registry import TaskCancellation
 from schemas.wire.wire_body import TASK_TEXT_LIMIT
 from trunkline_agent.mcp.signing import checked_public_key

@@ -18,11 +18,12 @@ from connectors.operations.agents.agent_operations import AGENTS, AgentPath
 from connectors.operations.rules.owners import check_name_is_free
 from schemas.effects.recipients import NO_LIMITS
 from schemas.keys.sealing import Keyring, mqtt_agent_secret_purpose, sealed_by
-from schemas.streams.agents.mqtt_agent_fold import registered_by_request, sealed_secret_of
 from schemas.streams.agents.mqtt_agents import (
     AgentMqttRegistered,
     AgentMqttRemoved,
     MqttAgentRow,
+    registered_by_request,
+    sealed_secret_of,
 )
 from schemas.streams.control.limits import LimitRow
 from trunkline_agent.errors import TrunklineError

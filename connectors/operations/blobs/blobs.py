@@ -34,7 +34,7 @@ from connectors.hub.serving.shares import Places
 from connectors.hub.serving.streaming_answer import ByteRange
 from connectors.hub.serving.strict_request import NotRead
 from connectors.operations.rules.hub_policy import check_rate
-from schemas.streams.blob.blob_registry import STORED, BlobReference, BlobRow, BlobStored
+from schemas.streams.blob.blobs import STORED, BlobReference, BlobRow, BlobStored
 from schemas.streams.control.organism import ListenerRow
 from schemas.streams.mailboxes.message import MessageBodyRow, MessageRow
 from trunkline_agent.wire.verdicts import REJECTED, TOO_LARGE

@@ -60,7 +60,7 @@ from connectors.operations.rules.message_models import (
     SendFilter,
 )
 from connectors.operations.rules.read_marks import ReadMarks, mark_records, marks_of, plan_marks
-from schemas.streams.blob.blob_registry import BlobReference
+from schemas.streams.blob.blobs import BlobReference
 from schemas.streams.mailboxes.message import LEASED, Message, verified_message
 from schemas.wire.record import OutgoingRecord
 from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE

@@ -18,7 +18,7 @@ from connectors.hub.serving.models import (
     RequestBody,
 )
 from connectors.operations.rules.message_models import JsonContent, SentMessage
-from schemas.streams.agents.participants import KEY_LIMIT
+from schemas.streams.agents.agent_registry import KEY_LIMIT
 from schemas.streams.task.task_registry import ERROR_LIMIT, RESULT_LIMIT_BYTES, result_text
 from schemas.wire.wire_body import TASK_TEXT_LIMIT, Capabilities, Note, Printable
 

@@ -18,7 +18,7 @@ from schemas.streams.principal.principals import ACTIVE as PRINCIPAL_ACTIVE
 from schemas.streams.principal.principals import RESERVED_PRINCIPALS, WORKER, PrincipalRow
 from schemas.streams.schedule.schedule_registry import ACTIVE, ScheduleRow
 from schemas.streams.task.task_registry import TaskRow, TokenRow
-from schemas.streams.webhook.webhook_registry import WebhookRow
+from schemas.streams.webhook.webhooks import WebhookRow
 
 R = TypeVar("R", bound=Row)
 

@@ -26,8 +26,8 @@ from connectors.operations.rules.hub_policy import (
 )
 from connectors.operations.rules.message_models import AuditAnswer, AuditFilter
 from connectors.operations.topics.topics import Published
-from schemas.streams.agents.participants import PRESENT
-from schemas.streams.blob.blob_registry import BlobReference
+from schemas.streams.agents.agent_registry import PRESENT
+from schemas.streams.blob.blobs import BlobReference
 from schemas.streams.mailboxes.message import Message, verified_message
 from schemas.wire.record import OutgoingRecord
 from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE, MAILBOX_FULL

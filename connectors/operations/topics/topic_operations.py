@@ -42,7 +42,7 @@ from connectors.operations.topics.topics import (
     subscriptions_page,
     topics_page,
 )
-from schemas.streams.blob.blob_registry import BlobReference
+from schemas.streams.blob.blobs import BlobReference
 from schemas.streams.mailboxes.message import DEFAULT_REALM
 from schemas.streams.topic.topic_registry import (
     SUBSCRIBED,

@@ -26,8 +26,7 @@ from schemas.fold.settled import AppliedChange
 from schemas.keys.sealing import UnsealError
 from schemas.streams.mailboxes.mailbox_bodies import MessageAck, MessageExtension, MessageNack
 from schemas.streams.mailboxes.message import DEFAULT_REALM, MessageRow
-from schemas.streams.webhook.webhook_fold import webhook_secrets
-from schemas.streams.webhook.webhook_registry import ACTIVE, PAUSED, WebhookPaused, WebhookRow
+from schemas.streams.webhook.webhooks import ACTIVE, PAUSED, WebhookPaused, WebhookRow, webhook_secrets
 from schemas.wire.record import OutgoingRecord
 from schemas.wire.wire_body import NOTE_LIMIT
 from trunkline_agent.errors import TrunklineError

@@ -39,18 +39,18 @@ from connectors.hub.webhooks.webhook_client import new_webhook_secret
 from connectors.operations.rules.owners import check_name_is_free, owner_of_webhook
 from connectors.operations.webhooks.webhook_calls import TEST_EVENT, cloud_event, target_of
 from schemas.effects.recipients import has_mailbox, is_listener
-from schemas.effects.subscription_effects import subscription_of
+from schemas.effects.topic_effects import subscription_of
 from schemas.keys.sealing import Keyring, webhook_secret_purpose
 from schemas.streams.mailboxes.message import DEFAULT_REALM
 from schemas.streams.principal.principals import HUB
-from schemas.streams.webhook.webhook_fold import key_of_request
-from schemas.streams.webhook.webhook_registry import (
+from schemas.streams.webhook.webhooks import (
     WebhookPaused,
     WebhookRemoved,
     WebhookResumed,
     WebhookRow,
     WebhookSet,
     WebhookUrl,
+    key_of_request,
 )
 from schemas.wire.wire_body import Note
 from trunkline_agent.wire.ids import WEBHOOK, stream_key

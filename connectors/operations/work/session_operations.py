@@ -24,7 +24,7 @@ from connectors.hub.serving.models import (
 )
 from connectors.hub.serving.policy import Action
 from connectors.operations.rules.owners import owner_in
-from schemas.streams.session.session_registry import (
+from schemas.streams.session.sessions import (
     SESSION_STATES,
     STOP,
     SessionCreation,

@@ -38,9 +38,9 @@ from connectors.operations.rules.agent_models import (
 )
 from connectors.operations.rules.hub_policy import evaluate_task_assignment
 from connectors.operations.rules.owners import owner_of_task_in_path, submitter_of_token
-from schemas.fold import life_cycles as states
+from schemas.fold import stream_kind as states
 from schemas.streams.agents.agent_registry import DEFINED, AgentRow
-from schemas.streams.container.container_registry import MONITORING, ContainerRow
+from schemas.streams.container.containers import MONITORING, ContainerRow
 from schemas.streams.principal.principals import ACTIVE, REVOKED, token_hash
 from schemas.streams.task.task_registry import (
     FAILED,

@@ -20,7 +20,7 @@ import structlog
 from connectors.plumbing.gateway_client.gateway_access import explained
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
 from schemas.streams.job.job_registry import REGISTRY_JOBS
-from schemas.streams.session.session_registry import REGISTRY_SESSIONS
+from schemas.streams.session.sessions import REGISTRY_SESSIONS
 from trunkline_agent.errors import BackboneUnreachable, NotFound, TrunklineError
 from trunkline_agent.hub.plans import Request
 from trunkline_agent.hub.server_events import EventParser

@@ -10,9 +10,8 @@ import ssl
 from pathlib import Path
 from typing import Final
 
-from schemas.keys.private_files import check_key_file
 from schemas.settings.setting_types import is_loopback
-from schemas.settings.settings import GatewaySettings, Settings, SettingsError
+from schemas.settings.settings import GatewaySettings, Settings, SettingsError, check_key_file
 from schemas.streams.principal.principals import new_token
 from trunkline_agent import tls
 from trunkline_agent.environment import CA_VARIABLE

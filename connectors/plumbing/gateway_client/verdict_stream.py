@@ -21,7 +21,7 @@ from connectors.plumbing.gateway_client.gateway_access import explained, read_to
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient
 from connectors.plumbing.network.rates import Backoff
 from schemas.settings.settings import Settings
-from schemas.wire.partitions import Position
+from schemas.wire.record import Position
 from trunkline_agent.errors import Refused, TrunklineError
 from trunkline_agent.hub.plans import Request
 

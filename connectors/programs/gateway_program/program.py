@@ -50,7 +50,7 @@ from connectors.programs.gateway_program.http_server import Budgets, HttpServer,
 from connectors.programs.processes.session_keeper import SessionKeeper
 from schemas.keys.sealing import Keyring, load_keyring
 from schemas.settings.settings import Settings, SettingsError, load_settings
-from schemas.streams.session.session_registry import SessionRow
+from schemas.streams.session.sessions import SessionRow
 from trunkline_agent.errors import TrunklineError
 
 log = structlog.stdlib.get_logger(__name__)

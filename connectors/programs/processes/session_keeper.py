@@ -24,10 +24,10 @@ import structlog
 from connectors.plumbing.machine.background_service import ThreadedService
 from connectors.plumbing.machine.process_tree import KILL_S
 from connectors.programs.processes.session_host import GRACE_S, OWN_END_S, SessionHost
-from schemas.fold.life_cycles import STOPPED
 from schemas.fold.settled import AppliedChange
+from schemas.fold.stream_kind import STOPPED
 from schemas.settings.settings import Settings
-from schemas.streams.session.session_registry import TERMINATED, SessionRow
+from schemas.streams.session.sessions import TERMINATED, SessionRow
 from trunkline_agent.errors import TrunklineError
 
 log = structlog.stdlib.get_logger(__name__)

@@ -17,10 +17,10 @@ from typing import Any, Final, NamedTuple
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.plumbing.machine.process_tree import clean_environment
 from connectors.programs.processes.session_host import GRACE_S, SessionHost
-from schemas.fold.life_cycles import RUNNING as IS_RUNNING
-from schemas.fold.life_cycles import STOPPED
+from schemas.fold.stream_kind import RUNNING as IS_RUNNING
+from schemas.fold.stream_kind import STOPPED
 from schemas.streams.job.job_registry import JOB_TERMINAL
-from schemas.streams.session.session_registry import HARD, SOFT, TERMINATED
+from schemas.streams.session.sessions import HARD, SOFT, TERMINATED
 from trunkline_agent.errors import NotFound, Refused, UsageError
 from trunkline_agent.wire.ids import is_name
 

@@ -19,9 +19,9 @@ from connectors.tools.audit.statistics_check import RowGroup, said_by_footer, sa
 from schemas.integrity.audit_chain import ChainLine, lines_in_log
 from schemas.integrity.ledger_leaves import ENCODINGS
 from schemas.settings.settings import Settings
+from schemas.tables.arrow_tables import LEDGER_ARROW
 from schemas.tables.delta_files import dataset_of_files, table_storage
 from schemas.tables.ledger import LEDGER
-from schemas.tables.ledger_arrow import LEDGER_ARROW
 from trunkline_agent.errors import TrunklineError
 
 _BATCH_ROWS: Final = 16_384

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as parquet
 
 from connectors.tools.audit.findings import Fault, Finding
-from schemas.tables.ledger_arrow import LEDGER_ARROW
+from schemas.tables.arrow_tables import LEDGER_ARROW
 
 # The log's times are cut to milliseconds ("Per-file Statistics" in Delta's protocol).
 _LOG_TIMES_LOSE_US: Final = 999

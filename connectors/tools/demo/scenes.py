@@ -13,10 +13,10 @@ from connectors.plumbing.gateway_client.gateway_access import ensure_operator_to
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.tools.demo.steps import Actor
 from connectors.tools.samples.hub_agent import FINISH, GREET
-from schemas.fold import life_cycles as states
+from schemas.fold import stream_kind as states
 from schemas.settings.settings import Settings
 from schemas.streams.principal.principals import OPERATOR
-from schemas.streams.session.session_registry import TERMINATED
+from schemas.streams.session.sessions import TERMINATED
 from schemas.streams.task.task_registry import FAILED, TASK_TERMINAL
 from trunkline_agent import Agent, Credentials
 from trunkline_agent.credentials import HubAccess

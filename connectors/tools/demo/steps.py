@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
-from schemas.fold import life_cycles as states
+from schemas.fold import stream_kind as states
 from schemas.streams.job.job_registry import JOB_TERMINAL
 from trunkline_agent.wire.field_checks import SCHEMA_VERSION
 from trunkline_agent.wire.job_event import COMPLETED, ERROR, PROGRESS, STARTED, TERMINAL_EVENTS

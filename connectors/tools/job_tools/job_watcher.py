@@ -17,8 +17,8 @@ from typing import Final, NamedTuple
 from connectors.doors.mqtt_bridge.bridge_records import job_event_record
 from connectors.tools.job_tools.job_files import KeptSecrets
 from schemas.fold.entries import Entries
-from schemas.fold.life_cycles import COMPLETED
 from schemas.fold.settled import Settled
+from schemas.fold.stream_kind import COMPLETED
 from schemas.keys.sealing import Keyring, job_secret_purpose
 from schemas.settings.settings import Settings
 from schemas.streams.fold import settle

@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 from connectors.log.ledger_files.ledger_reader import open_ledger
 from schemas.keys.sealing import Keyring, UnsealError, sealed_by
 from schemas.settings.settings import Settings
+from schemas.tables.arrow_tables import RECORD_COLUMNS, rows_between
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.ledger import LEDGER, LedgerRow, record_of_row
-from schemas.tables.ledger_arrow import RECORD_COLUMNS, rows_between
 from schemas.wire.record import JSON_CONTENT, MAC_HEADERS, NOT_UTF8, STANDARD_HEADERS, Record
 from trunkline_agent.errors import NotFound, Refused, TrunklineError
 

@@ -23,8 +23,7 @@ from schemas.log_access.event_topic import check_topic
 from schemas.settings.settings import Settings
 from schemas.streams.control.control_fold import CONTROL_TOPOLOGY, TOPOLOGY_STREAM, Topology
 from schemas.streams.control.record_macs import macs_required_records
-from schemas.wire.partitions import partition_for
-from schemas.wire.record import Record
+from schemas.wire.record import Record, partition_for
 from trunkline_agent.errors import Refused
 
 COMPARED, WRITTEN = "compared", "written"

@@ -11,8 +11,7 @@ from schemas.fold.entries import Entries
 from schemas.fold.settled import Outcome, accepted, duplicate, rejected
 from schemas.fold.stream_kind import FoldInput, StreamKind
 from schemas.streams.control.limits import LIMIT_MODELS, LIMITS, LimitRow, settle_limits
-from schemas.streams.control.organism import ORGANISM, ORGANISM_MODELS, ListenerRow
-from schemas.streams.control.organism_fold import settle_organism
+from schemas.streams.control.organism import ORGANISM, ORGANISM_MODELS, ListenerRow, settle_organism
 from schemas.streams.control.record_macs import MAC_MODELS, MACS, settle_macs
 from schemas.wire.record import OutgoingRecord
 from schemas.wire.wire_body import WireBody, body_fault

@@ -20,33 +20,30 @@ from typing import Any, Final
 import msgspec
 
 from schemas.fold.entries import Entries
-from schemas.fold.life_cycles import CANCELLED, PENDING, RUNNING, wrong_state
 from schemas.fold.memories import RequestMemory, SeqMemory, content_digest
 from schemas.fold.settled import Change, Outcome, accepted, duplicate, rejected
-from schemas.fold.stream_kind import FoldInput, StreamKind
+from schemas.fold.stream_kind import CANCELLED, PENDING, RUNNING, FoldInput, StreamKind, wrong_state
 from schemas.keys.sealing import Keyring, UnsealError, job_secret_purpose, sealed_by
-from schemas.streams.job.job_entries import (
-    ENTRY_VERSION,
-    JOB_ENTRY,
-    OLDER_ROTATIONS,
-    PROGRESS,
-    ROTATIONS,
-    SEQS,
-    JobEntry,
-    ProgressEntry,
-    RotationsEntry,
-    event_digest,
-    is_signed,
-)
 from schemas.streams.job.job_registry import (
+    ENTRY_VERSION,
     JOB_CANCELLED,
+    JOB_ENTRY,
     JOB_EVENT,
     JOB_MODELS,
     JOB_PICKED,
     JOB_REGISTERED,
     JOB_TRANSITIONS,
+    OLDER_ROTATIONS,
+    PROGRESS,
     REGISTRY_JOBS,
+    ROTATIONS,
+    SEQS,
+    JobEntry,
     JobRow,
+    ProgressEntry,
+    RotationsEntry,
+    event_digest,
+    is_signed,
 )
 from trunkline_agent.wire.ids import JOB
 from trunkline_agent.wire.job_event import STARTED, TERMINAL_EVENTS, event_fault

@@ -14,9 +14,9 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar, Unpack
 
 from pydantic import BaseModel, Field, create_model, model_validator
 
-from schemas.fold.life_cycles import terminal_states
+from schemas.fold.stream_kind import terminal_states
 from schemas.fold.view_rows import Moment, Row
-from schemas.streams.blob.blob_registry import BlobReference
+from schemas.streams.blob.blobs import BlobReference
 from schemas.wire.record import Origin, OutgoingRecord
 from schemas.wire.wire_body import Most, Name, Note, UtcTime, WireBody
 from trunkline_agent.wire.durations import DURATION_S_LEAST, DURATION_S_MOST, EXPIRES_FIRST, expires_first

@@ -12,10 +12,9 @@ from typing import Final
 from msgspec.structs import replace
 
 from schemas.fold.entries import StructEntries
-from schemas.fold.life_cycles import wrong_state
 from schemas.fold.request_fold import RequestFold, Requests
 from schemas.fold.settled import Outcome, rejected
-from schemas.fold.stream_kind import FoldInput, StreamKind
+from schemas.fold.stream_kind import FoldInput, StreamKind, wrong_state
 from schemas.streams.schedule.run_times import RunTimes
 from schemas.streams.schedule.schedule_registry import (
     ACTIVE,

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from schemas.fold.life_cycles import Transitions
+from schemas.fold.stream_kind import Transitions
 from schemas.fold.view_rows import Moment, Row
 from schemas.streams.mailboxes.message import ContentType, DurationMs, MessageKind, Priority
 from schemas.streams.schedule.run_times import CRON_CHARACTERS_MOST, EVERY_S_MOST, RunTimes, cron_fault

@@ -12,10 +12,9 @@ from typing import Final
 import msgspec
 
 from schemas.fold.entries import StructEntries
-from schemas.fold.life_cycles import CANCELLED, COMPLETED, PENDING, RUNNING, wrong_state
 from schemas.fold.memories import RequestChunk, RequestMemory
 from schemas.fold.settled import Change, Outcome, accepted, changed, duplicate, rejected
-from schemas.fold.stream_kind import FoldInput, StreamKind
+from schemas.fold.stream_kind import CANCELLED, COMPLETED, PENDING, RUNNING, FoldInput, StreamKind, wrong_state
 from schemas.fold.view_rows import row_maker
 from schemas.streams.principal.principals import ACTIVE, REVOKED
 from schemas.streams.task.task_registry import (

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import AfterValidator, Field
 
-from schemas.fold.life_cycles import CANCELLED, COMPLETED, PENDING, RUNNING, terminal_states
+from schemas.fold.stream_kind import CANCELLED, COMPLETED, PENDING, RUNNING, terminal_states
 from schemas.fold.view_rows import Moment, Row
 from schemas.streams.principal.principals import REVOKED
 from schemas.wire.wire_body import (

@@ -12,9 +12,9 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, model_validator
 
-from schemas.fold.life_cycles import Transitions
+from schemas.fold.stream_kind import Transitions
 from schemas.fold.view_rows import Moment, Row
-from schemas.streams.blob.blob_registry import BlobReference
+from schemas.streams.blob.blobs import BlobReference
 from schemas.streams.mailboxes.message import (
     ContentType,
     DurationMs,

@@ -11,7 +11,7 @@ from connectors.cli.doctor.tables import check_blobs, check_tables
 from connectors.log.log_end import LogEnd
 from jobs import build_views
 from schemas.settings.settings import KafkaSettings, Settings, StorageSettings
-from schemas.streams.blob.blob_registry import BlobStored
+from schemas.streams.blob.blobs import BlobStored
 from tests.audited_ledger import AuditedLedger, ledger_row_at
 from tests.broker_processes import wait_until
 from tests.connectors.folded_log import FoldedLog

@@ -13,9 +13,9 @@ from connectors.programs.local_stack import LocalStack, free_port
 from schemas.fold.settled import FOLD_VERSION
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
+from schemas.tables.arrow_tables import ledger_batch
 from schemas.tables.fold_version import FOLD_PROPERTY
 from schemas.tables.ledger import LEDGER, ledger_row
-from schemas.tables.ledger_arrow import ledger_batch
 from schemas.wire.record import Record
 from tests.broker_processes import LOOPBACK, wait_until
 from tests.connectors.cli.conftest import CommandLine

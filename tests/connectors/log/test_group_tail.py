@@ -18,8 +18,7 @@ from connectors.log import topic_consumer
 from connectors.log.publisher import Publisher
 from connectors.log.topic_consumer import GroupTail
 from schemas.log_access.kafka_clients import client_options
-from schemas.wire.partitions import partition_for
-from schemas.wire.record import NOT_UTF8, Record
+from schemas.wire.record import NOT_UTF8, Record, partition_for
 from tests.broker_processes import wait_until, with_kafka
 from tests.jobs.topic_load import append_all, event
 from tests.raw_records import Raw, any_name, append_raw

@@ -29,7 +29,7 @@ from schemas.log_access.kafka_clients import client_options
 from schemas.streams.control.control_fold import TOPOLOGY_STREAM, Topology
 from schemas.streams.control.record_macs import macs_required_records
 from schemas.streams.principal.principals import OPERATOR, PrincipalAddition
-from schemas.wire.partitions import partition_for
+from schemas.wire.record import partition_for
 from tests.broker_processes import wait_until, with_kafka
 from tests.raw_records import append_raw, raw, read_to_end
 from tests.settled_topic import settle_topic

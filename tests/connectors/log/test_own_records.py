@@ -16,8 +16,7 @@ from connectors.log.publisher import Publisher, RecordRefused
 from connectors.log.shared_records import OwnRecord, OwnRecords
 from connectors.log.topic_consumer import LogTail
 from schemas.settings.settings import Settings
-from schemas.wire.partitions import Position
-from schemas.wire.record import OutgoingRecord, Record
+from schemas.wire.record import OutgoingRecord, Position, Record
 from tests.broker_processes import wait_until
 
 pytestmark = pytest.mark.requirement("ST-88")

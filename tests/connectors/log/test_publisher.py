@@ -17,8 +17,7 @@ from kafka.admin import ConfigResource, ConfigResourceType
 from connectors.log import publisher as publisher_module
 from connectors.log.publisher import Publisher, RecordRefused
 from schemas.log_access.event_topic import admin_client
-from schemas.wire.partitions import Position, partition_for
-from schemas.wire.record import OutgoingRecord, oversized
+from schemas.wire.record import OutgoingRecord, Position, oversized, partition_for
 from tests.broker_processes import wait_until, with_kafka
 from trunkline_agent.errors import BackboneUnreachable
 

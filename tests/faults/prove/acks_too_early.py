@@ -13,8 +13,7 @@ from typing import Final
 from connectors.hub.live.settled_feed import SettledRecord
 from connectors.hub.services.log_appender import LogAppender
 from schemas.streams.mailboxes.message import MESSAGE_POSTED
-from schemas.wire.partitions import Position
-from schemas.wire.record import OutgoingRecord
+from schemas.wire.record import OutgoingRecord, Position
 from trunkline_agent.wire.verdicts import ACCEPTED
 
 _BUFFERED_S: Final = 0.5

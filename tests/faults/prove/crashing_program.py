@@ -13,8 +13,7 @@ from typing import Any
 
 from connectors.log.publisher import Append, Publisher
 from connectors.log.shared_records import OwnRecord
-from schemas.wire.partitions import Position
-from schemas.wire.record import OutgoingRecord
+from schemas.wire.record import OutgoingRecord, Position
 from tests.faults.prove.crash_points import Points
 
 

@@ -14,8 +14,7 @@ from schemas.fold.settled import Settled
 from schemas.fold.stream_kind import FoldInput
 from schemas.streams.agents.mqtt_agents import AGENT_CONFIRMED
 from schemas.streams.control.record_macs import MAC_MODELS
-from schemas.streams.fold import settle
-from schemas.streams.kinds import KINDS, RECORD_TYPES
+from schemas.streams.fold import KINDS, RECORD_TYPES, settle
 from schemas.tables.ledger import ledger_row, record_of_row
 from schemas.wire.record import STANDARD_HEADERS, Record
 from tests.schemas.job_records import (

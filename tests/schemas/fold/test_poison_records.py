@@ -8,10 +8,9 @@ import pytest
 
 from schemas.fold.entries import Entries
 from schemas.streams.control.record_macs import MAC_MODELS
-from schemas.streams.fold import settle
-from schemas.streams.kinds import RECORD_TYPES
+from schemas.streams.fold import RECORD_TYPES, settle
+from schemas.tables.arrow_tables import ledger_batch
 from schemas.tables.ledger import ledger_row, record_of_row
-from schemas.tables.ledger_arrow import ledger_batch
 from schemas.wire.record import STANDARD_HEADERS, VALUE_LIMIT_BYTES, Record
 from tests.schemas.job_records import KEYRING, make_record, registration, signed, written
 from tests.schemas.stream_records import GOOD as GOOD_BODIES

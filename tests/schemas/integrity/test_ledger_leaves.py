@@ -24,8 +24,8 @@ from schemas.integrity.ledger_leaves import (
     ledger_leaves,
 )
 from schemas.settings.settings import Settings
+from schemas.tables.arrow_tables import LEDGER_ARROW
 from schemas.tables.ledger import LEDGER
-from schemas.tables.ledger_arrow import LEDGER_ARROW
 
 COLUMNS = ENCODINGS[NEWEST_ENCODING]
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

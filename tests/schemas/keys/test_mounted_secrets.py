@@ -42,7 +42,7 @@ from connectors.plumbing.mqtt_link.broker_settings import load_role_passwords
 from connectors.doors.out_of_band.signed_commands import load_private_key
 from connectors.plumbing.tls_keys.tls_files import check_server_key
 from schemas.integrity.audit_anchors import load_anchor_key
-from schemas.keys.private_files import check_key_file
+from schemas.settings.settings import check_key_file
 from schemas.keys.record_macs import FILE_BRIDGE, load_mac_key
 from schemas.keys.sealing import load_keyring
 from schemas.settings.kafka_settings import read_password

@@ -18,8 +18,8 @@ from schemas.state_store import ended_lists, gateway_store, local_store
 from schemas.state_store.ended_lists import WHOLE, Span
 from schemas.state_store.gateway_store import GatewayStore, LogPlace
 from schemas.state_store.local_store import StoreClosed, StoreDamaged, StoreMoved
+from schemas.streams.fold import VIEWS
 from schemas.streams.job.job_registry import JobRow
-from schemas.streams.kinds import VIEWS
 from schemas.streams.mailboxes.message import MessageBodyRow, MessageRow
 
 JOBS = JobRow.VIEW

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
-from schemas.streams.blob import blob_registry as registry
-from schemas.streams.blob.blob_registry import BlobRemoved, BlobRow, BlobStored
+from schemas.streams.blob import blobs as registry
+from schemas.streams.blob.blobs import BlobRemoved, BlobRow, BlobStored
 from schemas.streams.mailboxes.message import Message, MessageBodyRow
 from schemas.streams.mailboxes.message_text import FILE_BLOB_TYPE, note_of_blob
 from schemas.wire.record import OutgoingRecord

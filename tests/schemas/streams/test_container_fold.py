@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
-from schemas.streams.container import container_registry
+from schemas.streams.container import containers
 from tests.schemas.hub_records import CONTAINER_KEY, container_change, hub_told
 from tests.schemas.job_records import START_US, said
 from tests.schemas.stream_records import accepted_and_refolded, as_read
@@ -37,27 +37,27 @@ def in_state(state: str) -> Entries:
     return entries
 
 
-def row_of(settled: Settled) -> container_registry.ContainerRow:
+def row_of(settled: Settled) -> containers.ContainerRow:
     """The row of the container."""
     (change,) = settled.changes
     assert (change.view, change.key) == ("registry_containers", "c1")
-    assert isinstance(change.row, container_registry.ContainerRow)
+    assert isinstance(change.row, containers.ContainerRow)
     return change.row
 
 
 def test_the_life_cycle_is_the_one_of_the_spec() -> None:
-    assert container_registry.CONTAINER_STATES == ORDER
+    assert containers.CONTAINER_STATES == ORDER
     forward = {(ORDER[n], ORDER[n + 1]) for n in range(6)}
     away = {(state, "recycling") for state in ORDER[:5]}
     assert {
-        (state, wanted) for state, ways in container_registry.CONTAINER_TRANSITIONS.items() for wanted in ways
+        (state, wanted) for state, ways in containers.CONTAINER_TRANSITIONS.items() for wanted in ways
     } == forward | away
 
 
 def test_a_launcher_that_provisions_makes_the_containers_row() -> None:
     settled = told(Entries(), "provisioning", 2, host="h1")
     assert settled.status_after == "provisioning"
-    assert row_of(settled) == container_registry.ContainerRow(
+    assert row_of(settled) == containers.ContainerRow(
         container="c1",
         state="provisioning",
         task_id="t1",
@@ -82,7 +82,7 @@ def test_a_container_that_nobody_provisioned_is_an_unknown_stream(state: str) ->
 def test_exactly_the_transitions_of_the_life_cycle_are_possible(state: str, wanted: str) -> None:
     entries = in_state(state)
     settled = told(entries, wanted, error="of another content")
-    if wanted in container_registry.CONTAINER_TRANSITIONS[state]:
+    if wanted in containers.CONTAINER_TRANSITIONS[state]:
         assert (*said(settled), settled.status_after) == ("accepted", None, wanted)
         assert row_of(settled).state == wanted
         return
@@ -181,9 +181,9 @@ def test_whatever_comes_a_container_goes_forward_and_each_state_is_entered_once(
         assert settled.status_after == next(reversed(entered), None)
 
 
-def made(state: str, **changed: Any) -> container_registry.ContainerChange:
+def made(state: str, **changed: Any) -> containers.ContainerChange:
     """A change as a launcher makes it."""
-    return container_registry.ContainerChange.model_validate(container_change(state, **changed))
+    return containers.ContainerChange.model_validate(container_change(state, **changed))
 
 
 def test_every_record_that_a_door_makes_is_accepted_and_refolded() -> None:

@@ -7,14 +7,14 @@ from itertools import pairwise
 import pytest
 
 from schemas.fold.entries import Entries
-from schemas.streams.container.container_registry import CONTAINER_TRANSITIONS
+from schemas.streams.container.containers import CONTAINER_TRANSITIONS
 from schemas.streams.fold import settle
 from schemas.streams.job.job_registry import JOB_TRANSITIONS
 from schemas.streams.principal.principals import PRINCIPAL_TRANSITIONS
 from schemas.streams.schedule.schedule_registry import SCHEDULE_TRANSITIONS
-from schemas.streams.session.session_registry import SESSION_TRANSITIONS
+from schemas.streams.session.sessions import SESSION_TRANSITIONS
 from schemas.streams.task.task_registry import TASK_TRANSITIONS
-from schemas.streams.webhook.webhook_registry import WEBHOOK_TRANSITIONS
+from schemas.streams.webhook.webhooks import WEBHOOK_TRANSITIONS
 from tests.schemas.job_records import KEYRING
 from tests.schemas.stream_records import GOOD, good_record, known_stream
 

@@ -9,8 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from schemas.fold.entries import Entries
-from schemas.streams.fold import settle
-from schemas.streams.kinds import RECORD_TYPES
+from schemas.streams.fold import RECORD_TYPES, settle
 from schemas.streams.mailboxes.mailbox_bodies import (
     LIMIT_MOST,
     MAILBOX_MODELS,

@@ -14,13 +14,14 @@ from schemas.fold.memories import DIGESTS_KEPT
 from schemas.fold.settled import Settled
 from schemas.keys.sealing import Keyring, mqtt_agent_secret_purpose
 from schemas.settings.settings import PROJECT_ROOT
-from schemas.streams.agents.mqtt_agent_fold import mqtt_agent_secret, registered_by_request
 from schemas.streams.agents.mqtt_agents import (
     REGISTRY_MQTT_AGENTS,
     AgentMqttRegistered,
     AgentMqttRemoved,
     MqttAgentRow,
     body_text,
+    mqtt_agent_secret,
+    registered_by_request,
 )
 from schemas.streams.fold import settle
 from schemas.wire.record import OutgoingRecord, Record, oversized

@@ -10,7 +10,7 @@ import pytest
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
 from schemas.streams.control import organism
-from schemas.streams.control.organism_fold import loaded_digest, organism_version
+from schemas.streams.control.organism import loaded_digest, organism_version
 from schemas.streams.fold import settle
 from schemas.streams.thread.threads import ThreadOpened, ThreadRow
 from tests.random_records import thread_record

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
-from schemas.streams.agents import participant_fold
-from schemas.streams.agents.participants import (
+from schemas.streams.agents import agent_fold
+from schemas.streams.agents.agent_registry import (
     CALLS_KEPT_S,
     AgentCalled,
     AgentJoined,
@@ -170,7 +170,7 @@ def test_no_more_than_a_few_keys_are_kept() -> None:
         body = key_registration(f"k{n}", public_key=public_key(str(n)), overlap_ms=10**9)
         for key_id, key in keys_of(told(entries, "key_registered", body, n + 1)).items():
             (active.add if key.status == "active" else active.discard)(key_id)
-        assert len(active) == min(n + 2, participant_fold.KEYS_KEPT)
+        assert len(active) == min(n + 2, agent_fold.KEYS_KEPT)
     assert key_id_of(public_key("29")) in active
 
 

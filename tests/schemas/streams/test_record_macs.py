@@ -30,8 +30,7 @@ from schemas.streams.schedule.schedule_registry import (
     ScheduleMissed,
     ScheduleSet,
 )
-from schemas.wire.partitions import partition_for
-from schemas.wire.record import OutgoingRecord, Record, oversized
+from schemas.wire.record import OutgoingRecord, Record, oversized, partition_for
 from tests.schemas.job_records import JOB_ID, SECRET, make_record, signed, written
 
 KEYS = {"k1": bytes(range(32)), "k2": bytes(range(32, 64))}

@@ -14,7 +14,7 @@ from schemas.fold import memories
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
 from schemas.streams.fold import settle
-from schemas.streams.session import session_registry as sessions
+from schemas.streams.session import sessions
 from tests.schemas.job_records import JOB_ID, KEYRING, SENDER, document_record, said
 from tests.schemas.stream_records import SESSION_KEY, accepted_and_refolded, as_read, assignment, creation
 from tests.schemas.streams.session_model import Said, SessionModel

@@ -9,9 +9,8 @@ import pytest
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
 from schemas.keys.record_macs import FILE_BRIDGE, GATEWAY, MQTT_BRIDGE
-from schemas.streams.authentication import authentication_fault
 from schemas.streams.control.record_macs import macs_stream
-from schemas.streams.fold import settle
+from schemas.streams.fold import authentication_fault, settle
 from schemas.streams.topic import topic_fold
 from schemas.streams.topic.topic_registry import (
     Publication,
@@ -22,8 +21,7 @@ from schemas.streams.topic.topic_registry import (
     TopicRow,
     Unsubscription,
 )
-from schemas.wire.partitions import partition_for
-from schemas.wire.record import read_envelope
+from schemas.wire.record import partition_for, read_envelope
 from tests.schemas.hub_records import TOPIC_KEY, of_topic, publication
 from tests.schemas.job_records import KEYRING, START_US, document_record, said
 from tests.schemas.stream_records import accepted_and_refolded, as_read, good_record, with_mac

@@ -11,9 +11,8 @@ import pytest
 from schemas.fold.entries import Entries
 from schemas.fold.settled import AppliedChange
 from schemas.fold.view_rows import Moment
-from schemas.streams.fold import settle
-from schemas.streams.kinds import STREAM_ENTRIES, VIEW_TABLES, VIEWS
-from schemas.tables.view_arrow import VIEW_ARROW
+from schemas.streams.fold import STREAM_ENTRIES, VIEW_TABLES, VIEWS, settle
+from schemas.tables.arrow_tables import VIEW_ARROW
 from tests.schemas.hub_records import HUB_GOOD
 from tests.schemas.job_records import KEYRING, document_record
 from tests.schemas.stream_records import GOOD

@@ -12,14 +12,15 @@ from pydantic import ValidationError
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
 from schemas.keys.sealing import UnsealError, webhook_secret_purpose
-from schemas.streams.webhook.webhook_fold import key_of_request, webhook_secrets
-from schemas.streams.webhook.webhook_registry import (
+from schemas.streams.webhook.webhooks import (
     WebhookPaused,
     WebhookRemoved,
     WebhookResumed,
     WebhookRow,
     WebhookSet,
+    key_of_request,
     url_parts,
+    webhook_secrets,
 )
 from schemas.wire.record import OutgoingRecord
 from tests.schemas.hub_records import webhook

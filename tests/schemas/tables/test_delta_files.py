@@ -13,11 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from schemas.streams.kinds import VIEW_TABLES
+from schemas.streams.fold import VIEW_TABLES
+from schemas.tables.arrow_tables import LEDGER_ARROW, VIEW_ARROW
 from schemas.tables.delta_files import TableRows, dataset_of, dataset_of_files, table_storage
 from schemas.tables.ledger import LEDGER
-from schemas.tables.ledger_arrow import LEDGER_ARROW
-from schemas.tables.view_arrow import VIEW_ARROW
 
 pytestmark = pytest.mark.requirement("DL-40")
 

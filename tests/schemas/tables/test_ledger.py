@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from schemas.fold.entries import Entries
 from schemas.fold.settled import AppliedChange
 from schemas.keys.sealing import Keyring, UnsealError
-from schemas.streams.fold import settle
+from schemas.streams.fold import RECORD_TYPES, settle
 from schemas.streams.job.job_registry import JobRow
-from schemas.streams.kinds import RECORD_TYPES
+from schemas.tables.arrow_tables import LEDGER_ARROW, ledger_batch, rows_between
 from schemas.tables.ledger import COLUMNS, LedgerRow, ledger_row, record_of_row
-from schemas.tables.ledger_arrow import LEDGER_ARROW, ledger_batch, rows_between
 from schemas.wire.record import read_envelope
 from tests.schemas.job_records import (
     JOB_ID,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.streams.kinds import KINDS
+from schemas.streams.fold import KINDS
 from trunkline_agent.wire.ids import is_job_id, is_name, new_job_id, parse_stream_key, stream_key
 
 pytestmark = pytest.mark.requirement("CM-01")

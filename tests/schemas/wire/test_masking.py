@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from schemas.fold.entries import Entries
 from schemas.keys.sealing import value_purpose
-from schemas.streams.fold import settle
-from schemas.streams.kinds import KINDS
+from schemas.streams.fold import KINDS, settle
 from schemas.tables.ledger import LedgerRow, ledger_row
 from schemas.wire.record import Record
 from tests.schemas.job_records import (

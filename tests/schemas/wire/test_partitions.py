@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.partitioner.default import murmur2
 
-from schemas.wire.partitions import partition_for
+from schemas.wire.record import partition_for
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from schemas.streams.job.job_registry import JobCancellation, JobPick, JobRegist
 from schemas.streams.mailboxes.message import Message
 from schemas.streams.principal.principals import PrincipalAddition, PrincipalRevocation
 from schemas.streams.refused.refusal import Refusal
-from schemas.streams.session.session_registry import SESSION_MODELS
+from schemas.streams.session.sessions import SESSION_MODELS
 from schemas.wire.wire_body import WireBody, body_fault, first_fault
 from tests.schemas.stream_records import GOOD
 

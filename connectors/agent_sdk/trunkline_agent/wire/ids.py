@@ -12,7 +12,7 @@ NAME_LIMIT: Final = 128
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}").fullmatch
 _HEX: Final = "0123456789abcdef"
 
-# The kinds of streams. `schemas.streams.kinds` describes each.
+# The kinds of streams. `schemas.streams.fold` describes each.
 JOB: Final = "job"
 SESSION: Final = "session"
 MAILBOX: Final = "mailbox"  # its name is `<realm>/<agent>`

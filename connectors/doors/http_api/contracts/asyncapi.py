@@ -25,7 +25,7 @@ from connectors.doors.http_api.contracts.json_schemas import (
 from schemas.log_access.event_topic import topic_config
 from schemas.settings.sections import MqttSettings
 from schemas.settings.settings import KafkaSettings, Settings
-from schemas.streams.kinds import RECORD_TYPES
+from schemas.streams.fold import RECORD_TYPES
 from schemas.wire.record import JSON_CONTENT
 from schemas.wire.wire_body import NAME_PATTERN
 from trunkline_agent.wire.ids import JOB, MAILBOX

@@ -26,7 +26,7 @@ from connectors.hub.serving.admission import open_to_all
 from connectors.hub.serving.answers import json_answer, not_found
 from connectors.hub.serving.streaming_answer import PageFile
 from schemas.settings.settings import Settings
-from schemas.streams.kinds import RECORD_TYPES
+from schemas.streams.fold import RECORD_TYPES
 
 ASYNCAPI_FILE: Final = "asyncapi.json"
 OPENAPI_FILE: Final = "openapi.json"

@@ -25,8 +25,8 @@ from connectors.operations.principals.principal_operations import MailboxMessage
 from connectors.plumbing.mqtt_link.payloads import INBOX_FIELDS
 from schemas.fold.stream_kind import StreamKind
 from schemas.streams.agents.mqtt_agents import AGENT_CONFIRMED, AGENT_SAID
+from schemas.streams.fold import KINDS
 from schemas.streams.job.job_registry import JOB_EVENT
-from schemas.streams.kinds import KINDS
 from trunkline_agent.wire.receipt import AgentReceipt, Receipt
 from trunkline_agent.wire.signing import SIGNATURE_FIELD
 from trunkline_agent.wire.verdicts import REASONS, Verdict

@@ -25,7 +25,7 @@ from connectors.operations.blobs.blobs import Uploads, opened_blob, stored_blob
 from connectors.operations.principals.principal_operations import MAILBOX, NamePath, RealmPath
 from connectors.operations.rules.message_models import BlobFilter, StoredBlobAnswer
 from connectors.operations.rules.owners import owner_of_mailbox
-from schemas.streams.blob.blob_registry import (
+from schemas.streams.blob.blobs import (
     CONTENT_TYPE_CHARACTERS_MOST,
     DEFAULT_CONTENT_TYPE,
     BlobReference,

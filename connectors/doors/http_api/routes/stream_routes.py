@@ -39,13 +39,13 @@ from connectors.hub.serving.streaming_answer import EVENT_STREAM, LastEventId, R
 from connectors.operations.agents.agent_operations import participant_as_json
 from connectors.operations.rules.owners import session_of_job
 from connectors.operations.work.job_operations import JOBS, JobPath
+from schemas.streams.agents.agent_registry import ParticipantRow
 from schemas.streams.agents.mqtt_agents import AGENT_CONFIRMED, AGENT_SAID
-from schemas.streams.agents.participants import ParticipantRow
 from schemas.streams.job.job_registry import JOB_EVENT, JobRow
 from schemas.streams.mailboxes.mailbox_bodies import MESSAGE_CLAIMED
 from schemas.streams.mailboxes.message import DEFAULT_REALM, MESSAGE_POSTED
 from schemas.streams.principal.principals import OPERATOR
-from schemas.wire.partitions import Position
+from schemas.wire.record import Position
 from trunkline_agent.wire.ids import JOB, MAILBOX, NAME_LIMIT, stream_key
 from trunkline_agent.wire.strict_json import MalformedJsonError, decode
 from trunkline_agent.wire.verdicts import ACCEPTED, MAILBOX_FULL, REJECTED

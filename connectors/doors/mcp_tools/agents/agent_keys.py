@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.hazmat.primitives.asymmetric.utils import Prehashed
 
 from connectors.hub.live.row_lists import RowIndex
-from schemas.streams.agents.participants import AgentKeyRow
+from schemas.streams.agents.agent_registry import AgentKeyRow
 from schemas.streams.principal.principals import ACTIVE
 from trunkline_agent.mcp.signing import WINDOW_S, signature_bytes, timestamp_seconds
 

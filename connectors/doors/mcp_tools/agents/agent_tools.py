@@ -18,8 +18,8 @@ from connectors.hub.live.settled_feed import SettledRecord
 from connectors.hub.services.hub import Hub
 from connectors.operations.messages.shown_messages import answer_bytes_of
 from connectors.operations.rules.read_marks import is_read, is_shown
-from schemas.fold.life_cycles import STOPPED
-from schemas.streams.agents.participants import PRESENT, ParticipantRow
+from schemas.fold.stream_kind import STOPPED
+from schemas.streams.agents.agent_registry import PRESENT, ParticipantRow
 from schemas.streams.mailboxes.message import (
     DEFAULT_REALM,
     PRIORITIES,

@@ -23,7 +23,7 @@ from connectors.hub.serving.identities import Origin
 from connectors.operations.blobs.blobs import Uploads, not_stored, opened_blob, stored_blob, too_large
 from connectors.operations.rules.hub_policy import check_rate
 from connectors.operations.rules.read_marks import is_shown
-from schemas.streams.blob.blob_registry import BlobReference
+from schemas.streams.blob.blobs import BlobReference
 from schemas.streams.mailboxes.message import DEFAULT_REALM, MessageBodyRow, MessageRow
 from schemas.streams.mailboxes.message_text import shown_text
 from trunkline_agent.wire.verdicts import SEQ_CONFLICT, TOO_LARGE

@@ -53,7 +53,7 @@ from connectors.hub.serving.strict_request import LOOPBACK_NAMES, HostNames
 from connectors.operations.every_operation import OPERATIONS
 from schemas.settings.setting_types import host_names_of
 from schemas.settings.settings import Settings
-from schemas.streams.agents.participants import AgentKeyRow
+from schemas.streams.agents.agent_registry import AgentKeyRow
 from schemas.wire.wire_body import first_fault
 from trunkline_agent.errors import BackboneUnreachable, TrunklineError
 from trunkline_agent.wire.verdicts import MALFORMED

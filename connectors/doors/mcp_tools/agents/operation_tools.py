@@ -40,7 +40,7 @@ from connectors.operations.rules.read_marks import ReadMarks
 from connectors.operations.topics import broadcast_operations, topic_operations
 from connectors.operations.topics.topics import Published, status_of, topics_page
 from schemas.effects.recipients import has_mailbox
-from schemas.streams.agents.participants import AgentUpdated
+from schemas.streams.agents.agent_registry import AgentUpdated
 from schemas.streams.mailboxes.message import DEFAULT_REALM, Message, MessageRow
 from schemas.streams.principal.principals import AGENT
 from schemas.streams.topic.topic_registry import SUBSCRIBED

@@ -35,7 +35,7 @@ from connectors.hub.serving.strict_request import (
     shown,
 )
 from connectors.operations.messages.deliveries import IsGone, never_gone
-from schemas.streams.agents.participants import AgentCalled
+from schemas.streams.agents.agent_registry import AgentCalled
 from schemas.streams.refused.refusal import RefusalReason
 from schemas.wire.record import OutgoingRecord
 from trunkline_agent.errors import BackboneUnreachable, TrunklineError

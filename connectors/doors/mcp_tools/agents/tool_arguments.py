@@ -25,7 +25,7 @@ from connectors.operations.rules.message_models import (
     SentMessage,
     SubscriptionRequest,
 )
-from schemas.streams.blob.blob_registry import BlobContentType
+from schemas.streams.blob.blobs import BlobContentType
 from schemas.streams.mailboxes.message import check_times
 from schemas.streams.mailboxes.pending_message import LEASE_MS_MOST
 from schemas.wire.wire_body import Capabilities, Name

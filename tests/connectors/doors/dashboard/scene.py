@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from connectors.log.publisher import Publisher
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
-from schemas.streams.agents.participants import AgentJoined, AgentStopped, AgentUpdated
+from schemas.streams.agents.agent_registry import AgentJoined, AgentStopped, AgentUpdated
 from schemas.streams.job.job_registry import JOB_EVENT
 from schemas.streams.mailboxes.mailbox_bodies import MailboxLease, MessageNack
 from schemas.streams.mailboxes.message import Message

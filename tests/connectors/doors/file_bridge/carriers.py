@@ -10,8 +10,7 @@ from typing import Any
 from connectors.doors.file_bridge.posting_rules import BridgeRules, GatewayBlobs
 from connectors.doors.file_bridge.session_carrier import Carry, SessionCarrier
 from schemas.settings.settings import Settings
-from schemas.wire.partitions import Position
-from schemas.wire.record import OutgoingRecord
+from schemas.wire.record import OutgoingRecord, Position
 from trunkline_agent.errors import BackboneUnreachable
 
 

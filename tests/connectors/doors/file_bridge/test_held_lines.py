@@ -20,8 +20,7 @@ from connectors.doors.file_bridge.session_carrier import SessionCarrier
 from schemas.effects.recipients import Limits
 from schemas.fold.entries import Entries
 from schemas.streams.mailboxes.mailbox_bodies import LIMIT_MOST, MailboxClaim
-from schemas.wire.partitions import Position
-from schemas.wire.record import OutgoingRecord
+from schemas.wire.record import OutgoingRecord, Position
 from tests.connectors.doors.file_bridge.carriers import NO_RULES, carrier
 from tests.schemas.mailbox_records import at
 from trunkline_agent.errors import BackboneUnreachable

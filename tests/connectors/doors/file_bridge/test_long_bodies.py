@@ -21,7 +21,7 @@ from connectors.doors.file_bridge.posting_rules import (
 )
 from connectors.doors.file_bridge.records import posting_of
 from schemas.settings.settings import LimitSettings, Settings
-from schemas.streams.blob.blob_registry import BlobReference
+from schemas.streams.blob.blobs import BlobReference
 from schemas.streams.mailboxes.message_text import FILE_BLOB_TYPE, note_of_blob
 from tests.connectors.doors.file_bridge.carriers import Log, NoVerdicts, carrier, killed
 from tests.connectors.doors.file_bridge.test_bridge_records import LINE, SENT

@@ -11,8 +11,7 @@ import pytest
 from connectors.hub.live.settled_feed import SettledRecord
 from connectors.operations.rules.hub_policy import post_to_all
 from schemas.streams.mailboxes.message import verified_message
-from schemas.wire.partitions import Position
-from schemas.wire.record import JSON_CONTENT, OutgoingRecord
+from schemas.wire.record import JSON_CONTENT, OutgoingRecord, Position
 from tests.connectors.doors.mcp_tools.folded_hub import FoldedHub
 from trunkline_agent.wire.strict_json import canonical
 

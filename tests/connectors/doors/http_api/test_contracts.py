@@ -37,8 +37,8 @@ from schemas.keys.record_macs import GATEWAY
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from schemas.streams.agents.mqtt_agents import AGENT_SAID
+from schemas.streams.fold import RECORD_TYPES
 from schemas.streams.job.job_registry import JOB_EVENT
-from schemas.streams.kinds import RECORD_TYPES
 from schemas.wire.record import OutgoingRecord, oversized
 from tests.raw_records import raw, with_mac
 from tests.schemas.job_records import JOB_ID, KEYRING, SECRET, signed

@@ -17,8 +17,7 @@ from connectors.hub.live.settled_feed import SettledFeed, SettledRecord
 from connectors.hub.services.settled_stream import EventWriter, Follower, Wanted, server_events
 from schemas.streams.mailboxes.mailbox_bodies import MailboxLease
 from schemas.streams.mailboxes.message import verified_message
-from schemas.wire.partitions import Position
-from schemas.wire.record import JSON_CONTENT
+from schemas.wire.record import JSON_CONTENT, Position
 from tests.connectors.doors.mcp_tools.folded_hub import FoldedHub
 
 pytestmark = pytest.mark.requirement("LM-22")

@@ -17,7 +17,7 @@ from schemas.streams.control.record_macs import (
     macs_stream,
     rules_of,
 )
-from schemas.streams.kinds import RECORD_TYPES, VIEWS
+from schemas.streams.fold import RECORD_TYPES, VIEWS
 from schemas.wire.record import OutgoingRecord
 from tests.connectors.doors.http_api.hub_access import GatewayProcess, register
 from tests.raw_records import Raw, append_raw, raw

@@ -16,10 +16,9 @@ from connectors.hub.serving.answers import ApiError
 from connectors.hub.serving.policy import Caller
 from connectors.hub.serving.shares import ByteBudget
 from connectors.hub.serving.streaming_answer import CHUNK_BYTES, EVENT_STREAM, StreamPlaces
-from schemas.streams.agents.participants import AgentUpdated
+from schemas.streams.agents.agent_registry import AgentUpdated
 from schemas.streams.job.job_registry import JOB_EVENT
-from schemas.wire.partitions import Position
-from schemas.wire.record import OutgoingRecord
+from schemas.wire.record import OutgoingRecord, Position
 from tests.broker_processes import wait_until
 from tests.connectors.doors.http_api.hub_access import JOBS, SESSIONS, add_principal, register
 from tests.connectors.doors.http_api.hub_access import server_events as events_of

@@ -16,7 +16,7 @@ from kafka import KafkaConsumer, TopicPartition
 
 from schemas.log_access.kafka_clients import client_options
 from schemas.streams.principal.principals import token_hash
-from schemas.wire.partitions import partition_for
+from schemas.wire.record import partition_for
 from tests.broker_processes import wait_until
 from tests.connectors.doors.http_api.hub_access import server_events
 from tests.connectors.doors.http_api.hub_stack import (

@@ -21,7 +21,7 @@ from connectors.doors.http_api.contracts.json_schemas import (
     payload_schema,
     record_schema,
 )
-from schemas.streams.kinds import RECORD_TYPES
+from schemas.streams.fold import RECORD_TYPES
 from tests.random_log import RandomLog
 from tests.schemas.job_records import KEYRING
 from tests.schemas.stream_records import GOOD

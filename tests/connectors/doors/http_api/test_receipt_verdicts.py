@@ -9,7 +9,7 @@ import pytest
 
 from connectors.doors.http_api.routes.stream_routes import ReceiptVerdicts
 from connectors.hub.live.settled_feed import SettledRecord
-from schemas.wire.partitions import Position
+from schemas.wire.record import Position
 
 pytestmark = pytest.mark.requirement("LM-05")
 _offsets = itertools.count()

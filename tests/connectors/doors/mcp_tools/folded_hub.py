@@ -28,7 +28,7 @@ from connectors.hub.serving.turns import FairTurns, RefusalPace, UnderWay
 from schemas.fold.settled import AppliedChange
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
-from schemas.streams.agents.participants import AgentJoined
+from schemas.streams.agents.agent_registry import AgentJoined
 from schemas.streams.control.limits import LimitsSet
 from schemas.wire.record import OutgoingRecord
 from tests.connectors.hub.live.local_stores import empty_state

@@ -11,7 +11,7 @@ import pytest
 
 from connectors.doors.mcp_tools.agents.agent_keys import AgentKeys
 from schemas.fold.settled import AppliedChange
-from schemas.streams.agents.participants import REGISTRY_KEYS, AgentKeyRow
+from schemas.streams.agents.agent_registry import REGISTRY_KEYS, AgentKeyRow
 from tests.connectors.doors.mcp_tools.conftest import key_pair_of
 from trunkline_agent.mcp.signing import key_id, load_private_key, new_key_pair, sign
 

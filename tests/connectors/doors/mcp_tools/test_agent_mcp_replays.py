@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from schemas.streams.agents.participants import AGENT_CALLED
+from schemas.streams.agents.agent_registry import AGENT_CALLED
 from tests.broker_processes import wait_until
 from tests.connectors.doors.mcp_tools.conftest import Agent, McpGateway
 from tests.connectors.doors.mcp_tools.signed_calls import SignedCaller, call_body, logged

@@ -15,7 +15,7 @@ import pytest
 from mcp import Client, MCPError, StdioServerParameters
 from mcp.types import REQUEST_TIMEOUT
 
-from schemas.streams.agents.participants import AGENT_CALLED
+from schemas.streams.agents.agent_registry import AGENT_CALLED
 from tests.broker_processes import LOOPBACK
 from tests.connectors.agent_sdk.signed_mcp.test_stdio_wrapper import COMMAND, call, environment, wrapped
 from tests.connectors.doors.mcp_tools.conftest import Agent, McpGateway

@@ -25,7 +25,7 @@ from connectors.doors.mcp_tools.agents.agent_keys import AgentKeys
 from connectors.doors.mcp_tools.agents.signed_requests import PRINCIPAL, TOOL
 from connectors.doors.mcp_tools.agents.tool_arguments import ARGUMENTS, WAITS
 from connectors.doors.mcp_tools.agents.waiting_calls import WaitingCalls
-from schemas.streams.agents.participants import AgentKeyRow
+from schemas.streams.agents.agent_registry import AgentKeyRow
 from tests.connectors.doors.mcp_tools.conftest import PARTICIPANTS, Agent, McpGateway
 from tests.connectors.doors.mcp_tools.delivery_calls import (
     at_once,

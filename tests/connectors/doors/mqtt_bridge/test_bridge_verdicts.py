@@ -14,7 +14,7 @@ from connectors.doors.mqtt_bridge.bridge_records import job_event_record
 from connectors.log.publisher import Publisher
 from connectors.plumbing.gateway_client.verdict_stream import VerdictStream
 from schemas.settings.settings import PROJECT_ROOT
-from schemas.wire.partitions import Position
+from schemas.wire.record import Position
 from tests.broker_processes import program_environment, wait_until, with_mqtt
 from tests.connectors.doors.http_api.hub_access import GatewayProcess, register
 from tests.connectors.verdict_server import VerdictServer

@@ -11,8 +11,7 @@ import pytest
 from connectors.doors.mqtt_bridge.publish_limits import OutboxLimits
 from connectors.plumbing.gateway_client.verdict_stream import VerdictStream, _Line
 from schemas.settings.settings import Settings
-from schemas.wire.partitions import Position
-from schemas.wire.record import OutgoingRecord
+from schemas.wire.record import OutgoingRecord, Position
 from tests.broker_processes import wait_until
 from trunkline_agent.wire.strict_json import decode
 

@@ -12,7 +12,7 @@ import pytest
 from connectors.hub.blobs.blob_keeper import BlobKeeper
 from connectors.hub.blobs.blob_store import BlobStore
 from schemas.fold.settled import AppliedChange
-from schemas.streams.blob.blob_registry import BlobRow, BlobStored
+from schemas.streams.blob.blobs import BlobRow, BlobStored
 from schemas.streams.mailboxes.mailbox_bodies import MailboxClaim
 from schemas.streams.mailboxes.message import Message
 from schemas.streams.topic.topic_registry import (

@@ -17,7 +17,7 @@ import pytest
 
 from connectors.hub.blobs.blob_store import BlobMissing, BlobStore
 from connectors.operations.blobs.blobs import OpenBlob
-from schemas.streams.blob.blob_registry import BlobReference
+from schemas.streams.blob.blobs import BlobReference
 
 pytestmark = pytest.mark.requirement("DL-25")
 

@@ -16,7 +16,7 @@ from schemas.fold.settled import FOLD_VERSION
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
 from schemas.state_store.gateway_store import GatewayStore, LogPlace, row_form
-from schemas.streams.kinds import VIEWS
+from schemas.streams.fold import VIEWS
 
 
 @contextmanager

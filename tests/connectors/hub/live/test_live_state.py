@@ -11,19 +11,19 @@ import pytest
 from connectors.hub.live import live_changes
 from connectors.hub.live.live_changes import OVERHEAD_BYTES
 from connectors.hub.live.live_state import LiveState
-from schemas.fold.life_cycles import STOPPED
+from schemas.fold.stream_kind import STOPPED
 from schemas.fold.view_rows import Row
 from schemas.keys.sealing import Keyring
 from schemas.state_store.ended_lists import WHOLE, Span
 from schemas.state_store.gateway_store import GatewayStore
-from schemas.streams.agents.participants import (
+from schemas.streams.agents.agent_registry import (
     AgentJoined,
     AgentKeyRow,
     AgentStopped,
     ParticipantRow,
 )
+from schemas.streams.fold import VIEWS
 from schemas.streams.job.job_registry import JobRow
-from schemas.streams.kinds import VIEWS
 from schemas.streams.mailboxes.mailbox_bodies import MailboxClaim, MailboxClearing
 from schemas.streams.mailboxes.message import Message, MessageBodyRow, MessageRow
 from schemas.wire.record import OutgoingRecord, Record

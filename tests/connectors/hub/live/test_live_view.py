@@ -15,12 +15,11 @@ from connectors.log.kafka_libraries import to_record
 from connectors.log.publisher import Publisher
 from schemas.fold.settled import FOLD_VERSION
 from schemas.streams.control.control_fold import FoldSwitched
+from schemas.streams.fold import VIEWS
 from schemas.streams.job.job_fold import job_grant
 from schemas.streams.job.job_registry import REGISTRY_JOBS, JobRow
-from schemas.streams.kinds import VIEWS
-from schemas.streams.session.session_registry import SessionRow
-from schemas.wire.partitions import Position
-from schemas.wire.record import Record
+from schemas.streams.session.sessions import SessionRow
+from schemas.wire.record import Position, Record
 from tests.broker_processes import wait_until
 from tests.connectors.folded_log import FoldedLog
 from tests.connectors.hub.live.local_stores import entries_of, stored, streams_of

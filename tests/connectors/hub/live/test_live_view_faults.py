@@ -17,7 +17,7 @@ from connectors.log.publisher import Publisher
 from connectors.programs.local_stack import free_port
 from schemas.log_access.kafka_clients import client_options
 from schemas.streams.job.job_registry import REGISTRY_JOBS
-from schemas.wire.partitions import Position
+from schemas.wire.record import Position
 from tests.broker_processes import LOOPBACK, wait_until, with_kafka
 from tests.connectors.hub.live.test_live_view import JOB, opened
 from tests.jobs.topic_load import event, registration

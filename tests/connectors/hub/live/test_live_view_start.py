@@ -15,16 +15,15 @@ from schemas.fold.settled import FOLD_VERSION
 from schemas.state_store import gateway_store
 from schemas.state_store.ended_lists import WHOLE
 from schemas.state_store.gateway_store import GatewayStore
-from schemas.streams.agents.participants import AgentJoined
-from schemas.streams.fold import settle
+from schemas.streams.agents.agent_registry import AgentJoined
+from schemas.streams.fold import STREAM_ENTRIES, VIEWS, settle
 from schemas.streams.job.job_registry import REGISTRY_JOBS
-from schemas.streams.kinds import STREAM_ENTRIES, VIEWS
 from schemas.streams.mailboxes.mailbox_bodies import MailboxClearing
 from schemas.streams.mailboxes.message import MESSAGE_FINAL, MessageBodyRow, MessageRow
+from schemas.tables.arrow_tables import ledger_batch
 from schemas.tables.ledger import LEDGER, ledger_row
-from schemas.tables.ledger_arrow import ledger_batch
 from schemas.tables.view_progress import read_progress
-from schemas.wire.partitions import Position
+from schemas.wire.record import Position
 from tests.connectors.folded_log import FoldedLog
 from tests.connectors.hub.live.local_stores import entries_of, loaded_state, rows_of, streams_of
 from tests.connectors.hub.live.test_live_view import assert_agrees, first_records_of, opened

@@ -8,7 +8,7 @@ import pytest
 
 from connectors.hub.live.log_clock import LogClock
 from connectors.hub.live.settled_feed import SettledRecord
-from schemas.wire.partitions import Position, partition_for
+from schemas.wire.record import Position, partition_for
 
 pytestmark = pytest.mark.requirement("ST-85")
 

@@ -23,16 +23,16 @@ from connectors.hub.live.row_lists import (
 from schemas.fold.settled import AppliedChange
 from schemas.fold.view_rows import Row
 from schemas.state_store.ended_lists import WHOLE, Span, is_listed
-from schemas.streams.agents.participants import PRESENT, AgentKeyRow, ParticipantRow
-from schemas.streams.container.container_registry import (
+from schemas.streams.agents.agent_registry import PRESENT, AgentKeyRow, ParticipantRow
+from schemas.streams.container.containers import (
     CONTAINER_TRANSITIONS,
     PROVISIONING,
     RECYCLED,
     ContainerRow,
 )
+from schemas.streams.fold import VIEWS
 from schemas.streams.job.job_registry import JOB_STATES, JobRow
-from schemas.streams.kinds import VIEWS
-from schemas.streams.session.session_registry import SESSION_STATES, SessionRow
+from schemas.streams.session.sessions import SESSION_STATES, SessionRow
 from schemas.streams.task.task_registry import TASK_STATES, TASK_TRANSITIONS, TaskRow, TokenRow
 from schemas.streams.thread.threads import ALL, ThreadRow
 from tests.connectors.folded_log import FoldedLog

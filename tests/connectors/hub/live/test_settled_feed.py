@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from connectors.hub.live.settled_feed import FellBehind, SettledFeed, SettledRecord
-from schemas.wire.partitions import Position
+from schemas.wire.record import Position
 
 
 def _record(offset: int, value: bytes = b"{}") -> SettledRecord:

@@ -6,7 +6,7 @@ import pytest
 
 from schemas.fold.stream_kind import StreamKind
 from schemas.settings.settings import Settings
-from schemas.streams.kinds import KINDS
+from schemas.streams.fold import KINDS
 from tests.connectors.folded_log import FoldedLog
 from tests.connectors.hub.live.local_stores import entries_of, loaded_state
 from tests.schemas.job_records import KEYRING

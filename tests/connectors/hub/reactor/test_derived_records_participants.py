@@ -6,7 +6,7 @@ import pytest
 
 from schemas.effects.job_effects import stopped_with_task
 from schemas.fold.settled import Settled
-from schemas.streams.agents.participants import AGENT_STOPPED, AgentJoined, ParticipantRow
+from schemas.streams.agents.agent_registry import AGENT_STOPPED, AgentJoined, ParticipantRow
 from schemas.streams.task.task_registry import (
     TaskCancellation,
     TaskCompletion,

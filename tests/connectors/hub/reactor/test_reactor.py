@@ -22,7 +22,7 @@ from schemas.streams.job.job_registry import (
     JobPick,
 )
 from schemas.streams.mailboxes.message import MAILBOX_VIEW, MESSAGE_BODIES, MESSAGE_POSTED
-from schemas.streams.session.session_registry import REGISTRY_SESSIONS, SessionCreation
+from schemas.streams.session.sessions import REGISTRY_SESSIONS, SessionCreation
 from schemas.tables.ledger import LEDGER
 from schemas.wire.record import OutgoingRecord
 from tests.broker_processes import wait_until, with_kafka

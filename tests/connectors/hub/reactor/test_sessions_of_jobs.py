@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from connectors.hub.reactor.derived_records import SessionsByJob
-from schemas.streams.session.session_registry import STOPPED, TERMINATED, SessionRow
+from schemas.streams.session.sessions import STOPPED, TERMINATED, SessionRow
 
 ROW = SessionRow("s1", "running", "d", None, None, "0badcafe", None, 0, "ann", 1, None, None, None)
 

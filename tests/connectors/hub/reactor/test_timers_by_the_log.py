@@ -13,8 +13,7 @@ from connectors.hub.reactor.timers import KindTimers
 from schemas.effects.mailbox_effects import MESSAGE_TIMER
 from schemas.fold.settled import AppliedChange
 from schemas.streams.mailboxes.message import Message, MessageRow
-from schemas.wire.partitions import Position
-from schemas.wire.record import OutgoingRecord
+from schemas.wire.record import OutgoingRecord, Position
 from tests.connectors.folded_log import FoldedLog
 from tests.schemas.job_records import KEYRING, START_US
 from tests.schemas.stream_records import as_read, message

@@ -12,7 +12,7 @@ from connectors.hub.reactor.derived_records import TopicsBySubscriber
 from schemas.effects.topic_effects import Delivery, delivery_of
 from schemas.fold.settled import AppliedChange
 from schemas.fold.view_rows import Row
-from schemas.streams.agents.participants import AgentJoined, AgentStopped
+from schemas.streams.agents.agent_registry import AgentJoined, AgentStopped
 from schemas.streams.control.limits import LimitsSet
 from schemas.streams.mailboxes.message import Message, MessageRow
 from schemas.streams.principal.principals import (

@@ -17,7 +17,7 @@ from connectors.hub.live.live_view import LiveView
 from schemas.effects.topic_effects import TOPIC_DOOR, Delivery
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
-from schemas.streams.agents.participants import AgentJoined, AgentStopped
+from schemas.streams.agents.agent_registry import AgentJoined, AgentStopped
 from schemas.streams.mailboxes.message import MESSAGE_POSTED, MessageRow
 from schemas.streams.topic.topic_registry import (
     Publication,

@@ -12,11 +12,11 @@ from schemas.effects.recipients import limits_of
 from schemas.fold.settled import Settled
 from schemas.keys.sealing import job_secret_purpose, mqtt_agent_secret_purpose
 from schemas.settings.settings import MqttSettings
+from schemas.streams.agents.agent_registry import AgentStopped
 from schemas.streams.agents.mqtt_agents import (
     AgentMqttRegistered,
     AgentMqttRemoved,
 )
-from schemas.streams.agents.participants import AgentStopped
 from schemas.streams.control.limits import LimitsSet
 from schemas.streams.job.job_registry import JobRegistration
 from schemas.streams.mailboxes.message import Message

@@ -12,7 +12,7 @@ from schemas.streams.principal.principals import (
     token_hash,
 )
 from schemas.streams.topic.topic_registry import SubscriptionRow
-from schemas.streams.webhook.webhook_registry import (
+from schemas.streams.webhook.webhooks import (
     WebhookRemoved,
     WebhookRow,
     WebhookSet,

@@ -23,11 +23,11 @@ from connectors.hub.services.log_appender import LogAppender
 from connectors.hub.services.mailboxes import MailboxIndex
 from connectors.hub.services.task_keeper import TaskKeeper, container_of
 from connectors.hub.serving.identities import task_token
-from schemas.fold import life_cycles as states
+from schemas.fold import stream_kind as states
 from schemas.keys.sealing import Keyring, load_keyring
 from schemas.settings.settings import Settings
-from schemas.streams.agents.participants import REGISTRY_PARTICIPANTS
-from schemas.streams.container.container_registry import (
+from schemas.streams.agents.agent_registry import REGISTRY_PARTICIPANTS
+from schemas.streams.container.containers import (
     CONFIGURING,
     CONTAINER_CHANGED,
     MONITORING,

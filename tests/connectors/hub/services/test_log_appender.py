@@ -14,8 +14,7 @@ import pytest
 
 from connectors.hub.services.log_appender import LogAppender
 from schemas.settings.settings import GatewaySettings, Settings
-from schemas.wire.partitions import Position
-from schemas.wire.record import OutgoingRecord
+from schemas.wire.record import OutgoingRecord, Position
 from trunkline_agent.errors import BackboneUnreachable
 
 LOOKS = 100_000

@@ -15,7 +15,7 @@ from connectors.doors.dashboard.past_records import record_as_json
 from connectors.hub.services.settled_stream import settled_as_json
 from connectors.hub.serving.shares import ByteBudget
 from schemas.keys.sealing import webhook_secret_purpose
-from schemas.streams.webhook.webhook_registry import (
+from schemas.streams.webhook.webhooks import (
     WebhookResumed,
     WebhookRow,
     WebhookSet,

@@ -18,7 +18,7 @@ from schemas.fold.settled import AppliedChange
 from schemas.keys.sealing import Keyring, webhook_secret_purpose
 from schemas.settings.settings import Settings, WebhookSettings
 from schemas.streams.mailboxes.message import MessageRow, verified_message
-from schemas.streams.webhook.webhook_registry import WebhookRow, WebhookSet
+from schemas.streams.webhook.webhooks import WebhookRow, WebhookSet
 from schemas.wire.record import OutgoingRecord
 from tests.connectors.doors.mcp_tools.folded_hub import KEYRING, FoldedHub
 from trunkline_agent.errors import BackboneUnreachable

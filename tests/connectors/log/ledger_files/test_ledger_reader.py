@@ -16,7 +16,7 @@ from connectors.doors.dashboard.past_records import records_between
 from connectors.hub.live import table_reader
 from connectors.log.ledger_files.ledger_reader import POLL_S, LedgerFilter, LedgerPart, LedgerReader
 from schemas.settings.settings import Settings
-from schemas.tables.ledger_arrow import LEDGER_ARROW
+from schemas.tables.arrow_tables import LEDGER_ARROW
 from tests.connectors.ledger_tables import FIRST_MOMENT_US, STEP_US, LedgerTable, settings_below
 from trunkline_agent.errors import NotFound, TrunklineError
 

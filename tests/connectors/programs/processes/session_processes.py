@@ -16,7 +16,7 @@ from connectors.plumbing.machine.process_tree import clean_environment
 from connectors.programs.processes.session_host import SessionHost
 from connectors.programs.processes.session_runner import HANDLE_VARIABLE
 from schemas.settings.settings import Settings
-from schemas.streams.session.session_registry import SessionRow
+from schemas.streams.session.sessions import SessionRow
 from tests.broker_processes import wait_until
 
 SECRET = "canary-5d1c0f-secret"

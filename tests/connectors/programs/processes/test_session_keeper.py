@@ -12,10 +12,10 @@ import pytest
 
 from connectors.programs.processes.session_host import SessionHost
 from connectors.programs.processes.session_keeper import SessionKeeper
-from schemas.fold.life_cycles import RUNNING, STOPPED
 from schemas.fold.settled import AppliedChange
+from schemas.fold.stream_kind import RUNNING, STOPPED
 from schemas.settings.settings import PROJECT_ROOT, Settings
-from schemas.streams.session.session_registry import ARCHIVED, TERMINATED, SessionRow
+from schemas.streams.session.sessions import ARCHIVED, TERMINATED, SessionRow
 from tests.broker_processes import wait_until
 from tests.connectors.programs.processes.session_processes import (
     BECOME_ANOTHER_USER,

@@ -22,9 +22,9 @@ from jobs.maintain_tables import tidy_ledger
 from schemas.integrity.audit_anchors import anchors_file
 from schemas.integrity.audit_chain import ChainLine, commit_metadata, last_in_file, lines_in_file, next_entry
 from schemas.settings.settings import settings_environment
+from schemas.tables.arrow_tables import LEDGER_ARROW, ledger_batch
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.ledger import LedgerRow
-from schemas.tables.ledger_arrow import LEDGER_ARROW, ledger_batch
 from tests.audited_ledger import AuditedLedger, ledger_row_at, three_commits
 
 pytestmark = pytest.mark.long

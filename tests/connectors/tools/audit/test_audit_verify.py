@@ -28,7 +28,7 @@ from schemas.integrity.audit_anchors import (
 from schemas.integrity.audit_chain import commit_root, last_in_file, lines_in_file, partition_root
 from schemas.integrity.ledger_leaves import ENCODINGS, NEWEST_ENCODING, ledger_leaves
 from schemas.settings.settings import settings_environment
-from schemas.tables.ledger_arrow import LEDGER_ARROW, ledger_batch
+from schemas.tables.arrow_tables import LEDGER_ARROW, ledger_batch
 from tests.audited_ledger import AuditedLedger, ledger_row_at, three_commits
 from trunkline_agent.errors import NotFound, UsageError
 from trunkline_agent.mcp.pem import public_key_pem

@@ -18,8 +18,8 @@ from schemas.streams.job.job_registry import (
     JobPick,
     JobRegistration,
 )
+from schemas.tables.arrow_tables import ledger_batch
 from schemas.tables.ledger import LedgerRow, ledger_row
-from schemas.tables.ledger_arrow import ledger_batch
 from schemas.wire.record import OutgoingRecord, oversized
 from tests.schemas.job_records import signed
 from tests.schemas.stream_records import as_read

@@ -18,8 +18,7 @@ from schemas.log_access.event_topic import LogLostError, LogUnfinishedError, adm
 from schemas.settings.settings import Settings
 from schemas.streams.control.control_fold import TOPOLOGY_STREAM
 from schemas.streams.job.job_registry import JOB_EVENT
-from schemas.wire.partitions import partition_for
-from schemas.wire.record import MAC_HEADERS, STANDARD_HEADERS, OutgoingRecord, Record
+from schemas.wire.record import MAC_HEADERS, STANDARD_HEADERS, OutgoingRecord, Record, partition_for
 from tests.broker_processes import with_kafka
 from tests.faults.backbone_states import differences, ledger_in_order, state_of_live_view, state_of_refold
 from tests.random_log import RandomLog
