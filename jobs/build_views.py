@@ -1,7 +1,7 @@
 """The job that builds the view tables from `ledger`: registries, mailbox and `stream_entries`.
 
 Reads: the table `ledger`, commit by commit, by its change data feed.
-Owns: the view tables, under a lock for one writer at a time (view_lock.py).
+Owns: the view tables, under a lock for one writer at a time (`views_lock`).
 Guarantees: each row is the last state of its key. A registry is never behind the offsets that the newest commit
 of `stream_entries` names. Changes that are applied again have no effect.
 On restart: continues from the progress in the newest commit of `stream_entries`. Changes that are read twice
@@ -20,7 +20,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from jobs.driver.background import BackgroundThread
+from jobs.driver.programs import BackgroundThread
 from jobs.ledger.ledger_table import create_ledger
 from jobs.rebuild_views import rebuild
 from jobs.views.view_changes import CHANGE_COLUMNS, changes_of, newest

@@ -19,7 +19,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from jobs.build_views import ViewBuilder
-from jobs.driver.background import BackgroundThread
+from jobs.driver.programs import BackgroundThread
 from jobs.ledger.audit_trail import AuditTrail
 from jobs.ledger.ledger_table import keep_old_files_h
 from schemas.settings.settings import Settings

@@ -2,7 +2,7 @@
 
 Reads: the table `ledger`; with `--check` also the view tables and the master keys.
 Owns: no table of its own. It writes `<table>.new` beside each view table and then swaps the two. It refuses to
-run while another process writes the views (view_lock.py). `--check` only reads and may run at any time.
+run while another process writes the views (`views_lock`). `--check` only reads and may run at any time.
 Guarantees: after a swap each view table has the rows of the ledger's changes and entries, and build_views
 continues from there.
 On restart: a killed rebuild starts again. If it was killed during the swap, the swapped tables are already the
@@ -28,10 +28,9 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from jobs.driver.background import exit_code_of
+from jobs.driver.programs import exit_code_of, views_lock
 from jobs.refold import check_views
 from jobs.views.view_changes import CHANGE_COLUMNS, Key, RowChange, changes_of, newest
-from jobs.views.view_lock import views_lock
 from jobs.views.view_tables import ViewTable, are_complete, index_path, open_tables
 from schemas.keys.sealing import load_keyring
 from schemas.keys.umask import keep_files_private

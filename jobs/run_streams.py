@@ -1,7 +1,7 @@
 """The streaming driver: runs settle_events, build_views, maintenance and audit_trail together.
 
 Reads: the inputs of settle_events and build_views.
-Owns: their outputs; it holds the lock of the views (view_lock.py) while it runs.
+Owns: their outputs; it holds the lock of the views (`views_lock`) while it runs.
 Guarantees: either all run or none. If one fails, all stop, with exit code 1 and the reason.
 On restart: each continues as its module says. Missing views are built before settle_events starts, because its
 tasks read stream_entries.
@@ -25,11 +25,10 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from jobs import build_views, settle_events
-from jobs.driver.background import exit_code_of
+from jobs.driver.programs import exit_code_of, views_lock
 from jobs.ledger.audit_trail import AuditThread
 from jobs.ledger.ledger_table import LedgerCheckpoints, prepare_ledger
 from jobs.maintain_tables import Maintenance
-from jobs.views.view_lock import views_lock
 from schemas.keys.sealing import load_keyring
 from schemas.keys.umask import keep_files_private
 from schemas.log_access.event_topic import check_topic

@@ -5,7 +5,7 @@ Owns: the table `ledger`, its local state stores, and the checkpoint of the runn
 Guarantees: one row for each record, whatever its bytes, and one commit for each micro-batch. A record is
 settled once, after all earlier records of its stream, also across kill -9.
 On restart: continues at the ledger's end, by a new query. Local stores that lag behind, or are missing, are
-brought there from the tables (jobs/settling/partition_state.py, decision 0029).
+brought there from the tables (jobs/settling/partition_task.py, decision 0029).
 
 jobs/run_streams.py runs it.
 """
@@ -26,8 +26,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from jobs.ledger.ledger_table import prepare_ledger
 from jobs.settling.ledger_sink import LedgerSink
 from jobs.settling.log_checks import StartRefused, check_conf, check_ledger_topic, check_log
-from jobs.settling.partition_state import StageSettings
-from jobs.settling.partition_task import KeyringSource, settle_partitions
+from jobs.settling.partition_task import KeyringSource, StageSettings, settle_partitions
 from jobs.spark.kafka_columns import record_columns
 from schemas.keys.sealing import Keyring, load_keyring
 from schemas.log_access.kafka_clients import spark_security

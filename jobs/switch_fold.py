@@ -21,10 +21,9 @@ from typing import Any
 from deltalake import DeltaTable
 
 from jobs.build_views import catch_up
-from jobs.driver.background import exit_code_of
+from jobs.driver.programs import exit_code_of, views_lock
 from jobs.rebuild_views import open_ledger, rebuild
 from jobs.views.view_changes import ends_of
-from jobs.views.view_lock import views_lock
 from jobs.views.view_tables import WrongViewTable
 from schemas.fold.settled import FOLD_VERSION
 from schemas.keys.umask import keep_files_private

@@ -15,8 +15,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql import Row
 
 from jobs.ledger.audit_trail import AuditTrail
-from jobs.ledger.ledger_files import write_file
-from jobs.ledger.ledger_table import prepare_ledger
+from jobs.ledger.ledger_table import prepare_ledger, write_file
 from jobs.maintain_tables import tidy_ledger
 from jobs.settling import ledger_sink
 from jobs.settling.ledger_sink import LedgerSink

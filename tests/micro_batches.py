@@ -12,12 +12,10 @@ import pyarrow as pa
 from pyspark.sql import Row
 
 from jobs.ledger.audit_trail import AuditTrail
-from jobs.ledger.batch_plan import BatchPlan
-from jobs.ledger.ledger_files import write_file
-from jobs.ledger.ledger_table import prepare_ledger
+from jobs.ledger.ledger_chain import BatchPlan
+from jobs.ledger.ledger_table import prepare_ledger, write_file
 from jobs.settling.ledger_sink import LedgerSink
-from jobs.settling.partition_state import PartitionStates, StageSettings
-from jobs.settling.partition_task import settle_partition
+from jobs.settling.partition_task import PartitionStates, StageSettings, settle_partition
 from jobs.spark.kafka_columns import RECORD_COLUMNS, SEPARATOR
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings

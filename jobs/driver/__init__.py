@@ -1,4 +1,4 @@
-"""Background threads and exit codes of the driver's programs.
+"""Background threads, the lock of the views, and exit codes of the jobs' programs.
 
 Imports nothing else of the jobs.
 """

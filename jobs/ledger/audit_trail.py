@@ -19,7 +19,7 @@ from typing import Final
 
 from deltalake import DeltaTable
 
-from jobs.driver.background import BackgroundThread
+from jobs.driver.programs import BackgroundThread
 from schemas.integrity.audit_anchors import (
     anchor_key_file,
     anchor_public_key_file,

@@ -1,19 +1,145 @@
-"""The ledger as a Delta table: its creation, its upgrade to this version's columns, and its checkpoints."""
+"""The ledger as a Delta table: creation, upgrade to this version's columns, data files and checkpoints.
+
+Each Spark task writes its rows into one Parquet file. A file becomes part of the table with the commit that
+names it (ledger_sink.py). A file of a failed task, or without a commit, is never read, and maintenance deletes
+it. So only a file's name, statistics and Merkle roots pass through the JVM. Before that, rows passed through it
+twice, and planning their 25 columns took a third of a micro-batch (decision 0012).
+"""
 
 from __future__ import annotations
 
+import itertools
+import json
 import sys
-from typing import Final
+import uuid
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as parquet
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import DeltaError
 
-from jobs.ledger.ledger_files import SKIPPING_COLUMNS
 from schemas.fold.settled import FOLD_VERSION
+from schemas.integrity.audit_chain import partition_root, roots_text
+from schemas.integrity.ledger_leaves import ENCODINGS, NEWEST_ENCODING, ledger_leaves
 from schemas.settings.settings import Settings
 from schemas.tables.arrow_tables import LEDGER_ARROW, with_comments
+from schemas.tables.delta_files import table_storage
 from schemas.tables.fold_version import FOLD_PROPERTY, version_of
 from schemas.tables.ledger import LEDGER, LedgerRow
+
+# Columns with statistics by which readers skip files. A stream has rows in most files, so it needs none.
+SKIPPING_COLUMNS: Final = ("partition", "offset", "logged_at", "verdict")
+
+
+class FileStatistics:
+    """Statistics of one data file of the ledger, by which readers skip files.
+
+    They are its number of rows, and the least and greatest value of the columns SKIPPING_COLUMNS, which are
+    never null. Call `add` for each batch of rows, then `to_json`.
+    """
+
+    def __init__(self) -> None:
+        self._rows = 0
+        self._bounds: dict[str, list[Any]] = {name: [] for name in SKIPPING_COLUMNS}
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Count the rows of `batch`, which must not be empty, and update the least and greatest values."""
+        self._rows += batch.num_rows
+        for name, bounds in self._bounds.items():
+            found = pc.min_max(batch.column(name)).as_py()
+            bounds += [found["min"], found["max"]]
+
+    def to_json(self) -> str:
+        """Return the statistics as JSON for Delta's log ("Per-file Statistics" of Delta's protocol).
+
+        Delta's protocol wants times in whole milliseconds. Kafka's times are whole milliseconds, so nothing is
+        lost.
+        """
+        return json.dumps(
+            {
+                "numRecords": self._rows,
+                "minValues": {name: _plain(min(bounds)) for name, bounds in self._bounds.items()},
+                "maxValues": {name: _plain(max(bounds)) for name, bounds in self._bounds.items()},
+                "nullCount": dict.fromkeys(self._bounds, 0),
+            }
+        )
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "isoformat"):
+        return f"{value:%Y-%m-%dT%H:%M:%S}.{value.microsecond // 1000:03d}Z"
+    return value
+
+
+def write_file(table: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Write ledger rows into one new Parquet file, and yield one row that describes the file.
+
+    The file is not part of the table until a commit names it.
+
+    Args:
+        table: The path or URI of the ledger. The file is written into this directory.
+        batches: Ledger rows, with the columns LEDGER_ARROW. No batch is empty.
+
+    Yields:
+        A row with the columns of LEDGER_FILE: path, size, statistics and Merkle roots. No row and no file if
+        there are no ledger rows.
+    """
+    rows = iter(batches)
+    first = next(rows, None)
+    if first is None:
+        return
+    name, storage = f"part-{uuid.uuid4()}.parquet", table_storage(table)
+    statistics, roots = FileStatistics(), FileRoots()
+    with (
+        storage.open_output_stream(name) as stream,
+        parquet.ParquetWriter(stream, LEDGER_ARROW, compression="snappy") as writer,
+    ):
+        for batch in itertools.chain([first], rows):
+            statistics.add(batch)
+            roots.add(batch)
+            writer.write_batch(batch)
+    size = storage.get_file_info(name).size
+    row = {"path": name, "size": size, "statistics": statistics.to_json(), "roots": roots.to_json()}
+    yield pa.RecordBatch.from_pylist([row])
+
+
+class FileRoots:
+    """The Merkle roots of one data file, one root for each Kafka partition.
+
+    Add the file's batches of rows in order, then call `to_json`. A partition's rows of a micro-batch are all in
+    one task, in the order of their offsets. Any other order is
+    refused, because its root could not be checked later.
+    """
+
+    def __init__(self) -> None:
+        self._leaves: dict[int, list[bytes]] = {}
+        self._offsets: dict[int, tuple[int, int]] = {}
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Hash the rows of `batch`, which must not be empty and must follow the rows of earlier calls.
+
+        Raises:
+            ValueError: Rows of a partition are not in the order of their offsets.
+        """
+        partitions = batch.column("partition")
+        present = pc.unique(partitions).to_pylist()
+        for partition in present:
+            rows = batch if len(present) == 1 else batch.filter(pc.equal(partitions, partition))
+            offsets = rows.column("offset").to_numpy(zero_copy_only=False)
+            first, before = self._offsets.get(partition, (int(offsets[0]), -1))
+            if offsets[0] <= before or (np.diff(offsets) <= 0).any():
+                raise ValueError(f"rows of partition {partition} are not in the order of their offsets")
+            self._offsets[partition] = first, int(offsets[-1])
+            self._leaves.setdefault(partition, []).extend(ledger_leaves(rows, ENCODINGS[NEWEST_ENCODING]))
+
+    def to_json(self) -> str:
+        """Return the Merkle root of each Kafka partition as JSON, for the column `roots` of LEDGER_FILE."""
+        return roots_text(partition_root(p, self._offsets[p], leaves) for p, leaves in self._leaves.items())
+
 
 # The least time for which replaced files are kept, because readers may have them open.
 KEEP_AT_LEAST_H: Final = 1

@@ -18,8 +18,7 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql import DataFrame, Row
 
-from jobs.ledger.batch_plan import PLAN_PROPERTY, BatchPlan, PlanKeeper
-from jobs.ledger.ledger_chain import LedgerChain
+from jobs.ledger.ledger_chain import PLAN_PROPERTY, BatchPlan, LedgerChain, PlanKeeper
 from jobs.settling.log_checks import check_gaps
 from schemas.integrity.audit_chain import ChainEntry, commit_metadata, line_in_commit
 from schemas.settings.settings import Settings

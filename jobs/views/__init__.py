@@ -1,4 +1,4 @@
-"""The view tables: their changes, their one writer with its index of keys, and its lock.
+"""The view tables: their changes, and their one writer with its index of keys.
 
 Imports nothing else of the jobs.
 """

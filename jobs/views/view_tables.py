@@ -19,8 +19,7 @@ import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import TableNotFoundError
 
-from jobs.views.index_store import Held
-from jobs.views.key_index import SHELF, KeyIndex
+from jobs.views.key_index import SHELF, Held, KeyIndex
 from jobs.views.view_changes import Key, RowChange, key_columns
 from schemas.settings.settings import Settings
 from schemas.streams.fold import STREAM_ENTRIES, VIEW_TABLES

@@ -21,9 +21,9 @@ from deltalake import DeltaTable
 
 from connectors.hub.live.live_view import LiveView
 from connectors.programs.local_stack import LocalStack, free_port
+from jobs.driver.programs import views_lock
 from jobs.rebuild_views import rebuild
 from jobs.refold import check_views
-from jobs.views.view_lock import views_lock
 from schemas.keys.sealing import Keyring, load_keyring
 from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import AgentMcpSettings, DashboardSettings, Settings

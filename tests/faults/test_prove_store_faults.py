@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from jobs.settling import partition_task
-from jobs.settling.partition_state import StageSettings
+from jobs.settling.partition_task import StageSettings
 from schemas.settings.settings import PROJECT_ROOT
 from schemas.state_store.gateway_store import GatewayStore
 from schemas.state_store.local_store import StoreDamaged

@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 from connectors.tools.audit.verification import verify
 from jobs.ledger.audit_trail import AuditThread, AuditTrail
-from jobs.ledger.ledger_files import FileRoots
+from jobs.ledger.ledger_table import FileRoots
 from schemas.integrity.audit_anchors import anchor_key_file, anchors_file, read_anchors
 from schemas.integrity.audit_chain import last_in_file, lines_in_file
 from schemas.settings.settings import Settings

@@ -23,11 +23,11 @@ from connectors.log.ledger_files.ledger_reader import LedgerFilter, LedgerReader
 from connectors.log.ledger_files.message_export import export_messages
 from connectors.tools.audit.verification import verify
 from jobs.build_views import ViewBuilder, read_changes
-from jobs.ledger.batch_plan import BatchPlan, Place
+from jobs.ledger.ledger_chain import BatchPlan, Place
 from jobs.maintain_tables import tidy_ledger, tidy_views
 from jobs.rebuild_views import rebuild
 from jobs.refold import check_views, table_rows
-from jobs.settling.partition_state import PartitionStates, StageSettings
+from jobs.settling.partition_task import PartitionStates, StageSettings
 from jobs.switch_fold import state_of
 from jobs.views.view_changes import ends_of
 from schemas.settings.settings import Settings

@@ -20,7 +20,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
 from jobs.views import view_tables
-from jobs.views.index_store import _name as stored_name
+from jobs.views.key_index import _name as stored_name
 from jobs.views.view_changes import RowChange
 from jobs.views.view_tables import SHELF, ViewTable, index_path
 from schemas.streams.fold import STREAM_ENTRIES, VIEW_TABLES
@@ -297,7 +297,7 @@ import os, signal
 from pathlib import Path
 from jobs.views import view_tables
 from jobs.views.key_index import KeyIndex
-from jobs.views.index_store import IndexStore
+from jobs.views.key_index import IndexStore
 from tests.jobs.test_key_index import change
 view_tables.SHELF_ROWS = 5
 

@@ -15,8 +15,7 @@ from deltalake.exceptions import CommitFailedError
 from kafka import TopicPartition
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from jobs.ledger.ledger_files import SKIPPING_COLUMNS, write_file
-from jobs.ledger.ledger_table import create_ledger, prepare_ledger
+from jobs.ledger.ledger_table import SKIPPING_COLUMNS, create_ledger, prepare_ledger, write_file
 from jobs.maintain_tables import tidy_ledger
 from jobs.settling.fold_run import OrderError
 from jobs.settling.ledger_sink import LedgerSink, SecondWriter

@@ -15,10 +15,10 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from jobs import rebuild_views, refold
+from jobs.driver.programs import views_lock
 from jobs.rebuild_views import Removals, rebuild
 from jobs.settling.fold_run import settle_run
 from jobs.views.view_changes import CHANGE_COLUMNS, RowChange, changes_of, key_columns
-from jobs.views.view_lock import views_lock
 from jobs.views.view_tables import WrongViewTable, are_complete, open_tables
 from schemas.fold.entries import Entries
 from schemas.fold.settled import FOLD_VERSION

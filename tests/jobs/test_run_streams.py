@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 
 from connectors.programs.local_stack.part_plan import class_path
 from connectors.tools.audit.verification import verify
-from jobs.views.view_lock import views_lock
+from jobs.driver.programs import views_lock
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings, ViewSettings
 from schemas.streams.job.job_registry import REGISTRY_JOBS

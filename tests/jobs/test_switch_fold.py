@@ -18,8 +18,8 @@ from deltalake import DeltaTable
 from connectors.plumbing.gateway_client.gateway_access import ensure_operator_token
 from jobs import run_streams
 from jobs.build_views import catch_up
+from jobs.driver.programs import views_lock
 from jobs.switch_fold import switch
-from jobs.views.view_lock import views_lock
 from schemas.fold.settled import FOLD_VERSION
 from schemas.keys.sealing import Keyring
 from schemas.log_access.event_topic import topic_reader

@@ -14,7 +14,7 @@ import msgspec
 import pyarrow as pa
 
 from jobs.settling import partition_task
-from jobs.settling.partition_state import StageSettings
+from jobs.settling.partition_task import StageSettings
 from tests.faults.prove.crash_points import Points
 
 # Armed while tasks use other stores. No process dies there.

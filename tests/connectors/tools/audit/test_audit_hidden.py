@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from connectors.cli.main import main
 from connectors.tools.audit.statistics_check import Bounds, Said, Seen, contradiction
 from connectors.tools.audit.verification import Report, verify
-from jobs.ledger.ledger_files import FileStatistics
+from jobs.ledger.ledger_table import FileStatistics
 from jobs.maintain_tables import tidy_ledger
 from schemas.integrity.audit_anchors import anchors_file
 from schemas.integrity.audit_chain import ChainLine, commit_metadata, last_in_file, lines_in_file, next_entry

@@ -1,13 +1,16 @@
-"""The base class of the streaming driver's background threads, and the exit codes of the jobs' programs."""
+"""Parts that several programs of the jobs use: background threads, the lock of the views, and exit codes."""
 
 from __future__ import annotations
 
+import fcntl
+import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-from schemas.settings.settings import SettingsError
-from trunkline_agent.errors import TrunklineError
+from schemas.settings.settings import Settings, SettingsError
+from trunkline_agent.errors import Refused, TrunklineError
 
 
 class BackgroundThread:
@@ -56,3 +59,29 @@ def exit_code_of(program: str, action: Callable[[], int]) -> int:
     except (SettingsError, TrunklineError) as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 2 if isinstance(error, SettingsError) else error.exit_code
+
+
+@contextmanager
+def views_lock(settings: Settings) -> Iterator[None]:
+    """Hold the lock of the view tables in a `with` block.
+
+    The lock is on the file `run/views.lock` of the data directory. The kernel releases it if the process dies.
+
+    Raises:
+        Refused: Another process holds the lock. The message has its pid. The function does not wait.
+    """
+    path = settings.data_path / "run" / "views.lock"  # with the pid of its last holder
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "unknown"
+            raise Refused(
+                f"process {holder} is writing the view tables; stop it first (./trunkline down)"
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
