@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 
 from connectors.cli.organism.console_lines import Known, document_of, shown_xml
-from connectors.cli.shared.text_table import aligned, fields
+from connectors.cli.shared.text_output import aligned, fields
 from connectors.plumbing.xml_wire.documents import XmlRefused
 from connectors.plumbing.xml_wire.safe_xml import repair
 from tests.fuzz.fuzzing import JSON, fuzzed, mutated, mutated_text

@@ -32,7 +32,7 @@ from connectors.cli.shared.arguments import path, request_id
 from connectors.cli.shared.call import Call, Columns
 from connectors.cli.shared.declared import Shown, add_declared
 from connectors.cli.shared.files import new_private_file
-from connectors.cli.shared.text_table import age_of
+from connectors.cli.shared.text_output import age_of
 from trunkline_agent.errors import UsageError
 
 _ROLES: Final = ("operator", "delegator", "worker", "viewer")

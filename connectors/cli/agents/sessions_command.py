@@ -23,7 +23,7 @@ from connectors.cli.shared.actions import Actions, argument, flag
 from connectors.cli.shared.arguments import REASON, job_id
 from connectors.cli.shared.call import Call, Columns, Row
 from connectors.cli.shared.declared import Shown, add_declared
-from connectors.cli.shared.text_table import age_of
+from connectors.cli.shared.text_output import age_of
 from trunkline_agent.terminal_text import escaped
 
 _STOP_MODES: Final = ("stop", "hard", "soft")

@@ -18,7 +18,7 @@ from typing import Final
 from connectors.cli.shared.actions import Actions, argument
 from connectors.cli.shared.call import Columns, Row
 from connectors.cli.shared.declared import Shown, add_declared, newest_last
-from connectors.cli.shared.text_table import age_of
+from connectors.cli.shared.text_output import age_of
 from trunkline_agent.errors import UsageError
 
 _TOKEN_ID: Final = re.compile(r"[0-9a-f]{12}").fullmatch

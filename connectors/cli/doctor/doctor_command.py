@@ -9,7 +9,7 @@ import json
 import sys
 from dataclasses import asdict
 
-from connectors.cli.doctor import brokers, gateway, machine, parts, tables
+from connectors.cli.doctor import brokers, findings, gateway, machine, tables
 from connectors.cli.doctor.findings import FAIL, OK, WARN, Check, Finding, fail
 from connectors.cli.shared.actions import flag
 from connectors.cli.shared.call import Call
@@ -17,7 +17,9 @@ from schemas.settings.settings import Settings, SettingsError
 from trunkline_agent.errors import TrunklineError
 
 CHECKS: dict[str, Check] = {
-    name: check for group in (machine, brokers, parts, gateway, tables) for name, check in group.CHECKS.items()
+    name: check
+    for group in (machine, brokers, findings, gateway, tables)
+    for name, check in group.CHECKS.items()
 }
 _COLOURS = {OK: "\033[32m", WARN: "\033[33m", FAIL: "\033[31m"}
 

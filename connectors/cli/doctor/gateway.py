@@ -23,6 +23,7 @@ from connectors.cli.doctor.findings import (
     Checks,
     Finding,
     at_the_gateway,
+    check_part,
     fail,
     first_of,
     is_started,
@@ -30,7 +31,6 @@ from connectors.cli.doctor.findings import (
     private_file,
     warn,
 )
-from connectors.cli.doctor.parts import check_part
 from connectors.plumbing.gateway_client.gateway_access import explained, trust
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient, attempt, path_of
 from connectors.programs.local_stack.part_plan import GATEWAY

@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from connectors.cli.doctor.findings import START, Checks, Finding, fail, is_started, ok, warn
-from connectors.cli.doctor.parts import check_part
+from connectors.cli.doctor.findings import START, Checks, Finding, check_part, fail, is_started, ok, warn
 from connectors.hub.live.table_progress_reader import LedgerProgressReader, ViewProgressReader
 from connectors.programs.local_stack.part_plan import STREAMS
 from schemas.integrity.audit_anchors import anchors_file, chain_file, is_beside_the_ledger, read_anchors

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from connectors.cli.shared.actions import argument, flag, one_of
 from connectors.cli.shared.arguments import job_id, stream_key
 from connectors.cli.shared.call import Call
-from connectors.cli.shared.notes import Notes, refuse_without_reader
+from connectors.cli.shared.text_output import Notes, refuse_without_reader
 from connectors.log.ledger_files.ledger_lines import (
     JSON_COLUMNS,
     LINE_COLUMNS,

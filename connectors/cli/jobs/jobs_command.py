@@ -28,7 +28,7 @@ from connectors.cli.shared.arguments import BROKER, JOB, duration, path, read_br
 from connectors.cli.shared.call import Call, Columns, Row
 from connectors.cli.shared.declared import Shown, add_declared
 from connectors.cli.shared.files import new_private_file
-from connectors.cli.shared.text_table import age_of, fields
+from connectors.cli.shared.text_output import age_of, fields
 from trunkline_agent.terminal_text import escaped
 
 _SECRET_FILE: Final = path(

@@ -26,7 +26,7 @@ from connectors.cli.shared.arguments import name_of, request_id
 from connectors.cli.shared.call import Call, Columns, Row
 from connectors.cli.shared.declared import Shown, add_declared, newest_last
 from connectors.cli.shared.files import STANDARD_INPUT, read_given_text
-from connectors.cli.shared.text_table import age_of, fields, print_json
+from connectors.cli.shared.text_output import age_of, fields, print_json
 from schemas.fold.stream_kind import COMPLETED
 from schemas.streams.task.task_registry import TASK_TERMINAL
 from trunkline_agent.errors import BackboneUnreachable, Refused, TrunklineError

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from pydantic import SecretStr, ValidationError
 
-from connectors.cli.shared.notes import Notes
+from connectors.cli.shared.text_output import Notes
 from connectors.plumbing.gateway_client.event_stream import GAP, SETTLED, EventStream
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of, reachable
 from connectors.plumbing.mqtt_link.broker_settings import DELEGATOR, role_mqtt, same_broker

@@ -31,7 +31,7 @@ from connectors.cli.messages.message_arguments import mailbox_argument, mailbox_
 from connectors.cli.shared.actions import Actions, argument
 from connectors.cli.shared.arguments import duration, limit, name_of, request_id, stream_key
 from connectors.cli.shared.call import Call, Columns
-from connectors.cli.shared.text_table import age_of, aligned, fields, print_json
+from connectors.cli.shared.text_output import age_of, aligned, fields, print_json
 from trunkline_agent.errors import NotFound, Refused, TrunklineError, UsageError
 from trunkline_agent.terminal_text import escaped
 from trunkline_agent.wire.verdicts import DUPLICATE, REASONS, REJECTED

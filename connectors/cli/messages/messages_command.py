@@ -42,24 +42,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from connectors.cli.messages import message_blobs, message_follow, message_leases
+from connectors.cli.messages import message_arguments, received_messages
 from connectors.cli.messages.message_arguments import (
+    BLOB,
     CONVERSED,
     PAYLOAD,
     SENT,
+    blob_of,
     mailbox_argument,
     mailbox_of,
     payload_of,
     sent_fields,
 )
-from connectors.cli.messages.message_blobs import BLOB, blob_of
-from connectors.cli.messages.message_leases import message_text
+from connectors.cli.messages.received_messages import message_text
 from connectors.cli.shared.actions import Actions, argument
 from connectors.cli.shared.arguments import duration, limit, request_id
 from connectors.cli.shared.call import Call, Columns
 from connectors.cli.shared.declared import Shown, add_declared
 from connectors.cli.shared.files import read_given
-from connectors.cli.shared.text_table import age_of
+from connectors.cli.shared.text_output import age_of
 from trunkline_agent.errors import NotFound, Refused
 from trunkline_agent.terminal_text import escaped
 from trunkline_agent.wire.message_fields import DESCRIPTION
@@ -87,7 +88,7 @@ def _send(call: Call) -> int:
     body = {"recipient": call.recipient, "type": call.type, "payload": payload_of(call), **sent_fields(call)}
     body |= {"blob": blob_of(call)}
     wait_s = call.wait_reply or 0
-    wanted = {"wait_reply": wait_s, "reply_lease": message_leases.PRINTED_WITHIN_S} if wait_s else None
+    wanted = {"wait_reply": wait_s, "reply_lease": received_messages.PRINTED_WITHIN_S} if wait_s else None
     with call.gateway() as gateway, call.named_request("the message was delivered") as name:
         found = gateway.post(path_of("messages"), body, request_id=name, parameters=wanted, wait_s=wait_s)
     place = "lies in" if found["delivered"] else "is stored, and comes later into"
@@ -95,7 +96,7 @@ def _send(call: Call) -> int:
     reply, lease_id = found.get("reply"), found.pop("lease_id", None)
     if lease_id is not None:
         del reply["attempt"], reply["deadline"]
-    with message_leases.acknowledging(call, {} if lease_id is None else {lease_id: [reply["id"]]}):
+    with received_messages.acknowledging(call, {} if lease_id is None else {lease_id: [reply["id"]]}):
         shown = [] if reply is None else ["", message_text(reply)]
         call.print_answer({**found, "request_id": name}, text, *shown)
     if wait_s and reply is None:
@@ -148,7 +149,7 @@ def _xml(call: Call) -> int:
     return call.print_answer(answer, *sent, f"thread  {escaped(posted.thread)}")
 
 
-ACTIONS.extend([*message_leases.ACTIONS, *message_blobs.ACTIONS, *message_follow.ACTIONS])
+ACTIONS.extend([*received_messages.ACTIONS, *message_arguments.ACTIONS])
 
 
 _MESSAGE_COLUMNS: Final[Columns] = {

@@ -28,7 +28,7 @@ from connectors.cli.shared.actions import Actions, argument, one_of
 from connectors.cli.shared.arguments import name_of, request_id, whole_seconds
 from connectors.cli.shared.call import Call, Columns, Row
 from connectors.cli.shared.declared import Shown, add_declared
-from connectors.cli.shared.text_table import aligned, fields
+from connectors.cli.shared.text_output import aligned, fields
 from trunkline_agent.terminal_text import escaped
 from trunkline_agent.wire.durations import UNIT_S
 

@@ -23,13 +23,20 @@ from __future__ import annotations
 
 from typing import Final
 
-from connectors.cli.messages.message_arguments import CONVERSED, PAYLOAD, SENT, payload_of, sent_fields
-from connectors.cli.messages.message_blobs import BLOB, blob_of
+from connectors.cli.messages.message_arguments import (
+    BLOB,
+    CONVERSED,
+    PAYLOAD,
+    SENT,
+    blob_of,
+    payload_of,
+    sent_fields,
+)
 from connectors.cli.shared.actions import Actions, argument
 from connectors.cli.shared.arguments import name_of, request_id
 from connectors.cli.shared.call import Call, Columns
 from connectors.cli.shared.declared import Shown, add_declared
-from connectors.cli.shared.text_table import age_of
+from connectors.cli.shared.text_output import age_of
 from trunkline_agent.terminal_text import escaped
 
 _TOPIC: Final = argument("topic", "the topic", type=name_of("a topic"))

@@ -20,7 +20,7 @@ from operator import itemgetter
 from typing import Any, Final
 
 from connectors.cli.organism.console_lines import Known, document_of, shown_xml
-from connectors.cli.shared.text_table import aligned, print_json
+from connectors.cli.shared.text_output import aligned, print_json
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of, reachable
 from connectors.plumbing.xml_payloads.huh import HUH_TAG, huh
 from connectors.plumbing.xml_wire.envelope import TEXT_NAMESPACE

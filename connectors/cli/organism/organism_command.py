@@ -23,7 +23,7 @@ from typing import Any, Final
 from connectors.cli.shared.actions import Actions, argument, flag
 from connectors.cli.shared.arguments import name_of, path
 from connectors.cli.shared.call import Call, Columns, Row
-from connectors.cli.shared.text_table import aligned
+from connectors.cli.shared.text_output import aligned
 from trunkline_agent.errors import NotFound, UsageError
 from trunkline_agent.terminal_text import escaped
 

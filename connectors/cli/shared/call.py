@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from connectors.cli.shared.text_table import CELL_LIMIT, aligned, print_json
+from connectors.cli.shared.text_output import CELL_LIMIT, aligned, print_json
 from trunkline_agent.errors import BackboneUnreachable, NotFound
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from connectors.cli.shared.actions import Action, Actions, Argument, Declared, G
 from connectors.cli.shared.arguments import limit, name_of, request_id, whole_seconds
 from connectors.cli.shared.call import Call, Columns, Row
 from connectors.cli.shared.declared_requests import REQUESTS
-from connectors.cli.shared.text_table import CELL_LIMIT, fields
+from connectors.cli.shared.text_output import CELL_LIMIT, fields
 from trunkline_agent.terminal_text import escaped
 from trunkline_agent.wire.durations import duration_s
 

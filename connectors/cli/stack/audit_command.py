@@ -42,7 +42,7 @@ ACTIONS: Final = Actions()
 )
 def _verify(call: Call) -> int:
     """Check rows, chain and anchors."""
-    from connectors.cli.shared.text_table import print_json
+    from connectors.cli.shared.text_output import print_json
     from connectors.tools.audit.verification import verify
 
     began = time.monotonic()
@@ -99,7 +99,7 @@ def _print_report(report: Report, took_s: float) -> None:
 @ACTIONS.add(_ANCHORS)
 def _anchors(call: Call) -> int:
     """Show the anchors, the newest last; checks no signature."""
-    from connectors.cli.shared.text_table import aligned, print_json
+    from connectors.cli.shared.text_output import aligned, print_json
     from connectors.tools.audit.chain_check import moment_text
     from connectors.tools.audit.verification import anchors_place
     from schemas.integrity.audit_anchors import read_anchors

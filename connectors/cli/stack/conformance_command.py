@@ -116,7 +116,7 @@ def _show_misbehaved(call: Call, why: str) -> int:
 
 
 def _show(call: Call, client: Client, results: Sequence[Result]) -> None:
-    from connectors.cli.shared.text_table import aligned
+    from connectors.cli.shared.text_output import aligned
     from connectors.tools.conformance.run import FAILED, NOT_SUPPORTED, PASSED
     from trunkline_agent.terminal_text import escaped
 

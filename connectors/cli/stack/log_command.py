@@ -73,7 +73,7 @@ def _create(call: Call) -> int:
 @ACTIONS.add(flag("--dry-run", "print what would be done, change nothing"))
 def _rebuild(call: Call) -> int:
     """Make the log again from the ledger."""
-    from connectors.cli.shared.text_table import print_json
+    from connectors.cli.shared.text_output import print_json
     from connectors.cli.stack.fold_command import check_doors_closed
     from connectors.tools.log_rebuild.log_rebuild import LogRebuild
     from schemas.keys.sealing import load_keyring

@@ -22,7 +22,7 @@ import yaml
 
 from connectors.cli.shared.actions import argument, flag
 from connectors.cli.shared.call import Call
-from connectors.cli.shared.text_table import aligned, print_json
+from connectors.cli.shared.text_output import aligned, print_json
 from schemas.settings.reference import Setting, all_settings
 from schemas.settings.settings import Settings, setting_origins
 from trunkline_agent.errors import UsageError

@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 from connectors.cli.shared.actions import flag
 from connectors.cli.shared.call import Call
-from connectors.cli.shared.text_table import aligned
+from connectors.cli.shared.text_output import aligned
 from connectors.programs.local_stack import control, memory
 from connectors.programs.local_stack.control import PartStatus
 from schemas.settings.kafka_settings import missing_login

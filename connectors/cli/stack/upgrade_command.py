@@ -28,8 +28,7 @@ from typing import Any, Final
 
 from connectors.cli.shared.actions import flag
 from connectors.cli.shared.call import Call
-from connectors.cli.shared.job_run import run_job
-from connectors.cli.stack.fold_command import check_doors_closed, fold_state, left_in_log, switch_fold
+from connectors.cli.stack.fold_command import check_doors_closed, fold_state, left_in_log, run_job, switch_fold
 from connectors.programs.local_stack import control
 from schemas.log_access.event_topic import reach_kafka
 from schemas.settings.settings import ENV_PREFIX, PROJECT_ROOT, Settings, settings_environment

@@ -11,7 +11,7 @@ import anyio
 import pytest
 from mcp import Client, StdioServerParameters
 
-from connectors.cli.agents.join_options import JoinDraft
+from connectors.cli.agents.join_credentials import JoinDraft
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.programs.local_stack import free_port
 from schemas.settings.settings import Settings

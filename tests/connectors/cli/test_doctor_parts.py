@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from connectors.cli.doctor.doctor_command import CHECKS
-from connectors.cli.doctor.findings import FAIL, OK, WARN
+from connectors.cli.doctor.findings import FAIL, OK, WARN, check_files, check_organism, check_xml_pump
 from connectors.cli.doctor.gateway import check_gateway
-from connectors.cli.doctor.parts import check_files, check_organism, check_xml_pump
 from connectors.cli.shared.call import Call
 from connectors.cli.stack import up_command
 from connectors.doors.file_bridge.records import Progress, progress_file

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from connectors.cli.shared import job_run
-from connectors.cli.shared.job_run import run_job
+from connectors.cli.stack import fold_command
+from connectors.cli.stack.fold_command import run_job
 from connectors.cli.stack.upgrade_command import LAST_COMMITS, _environment_for_earlier
 from connectors.programs.local_stack import free_port
 from schemas.fold.settled import FOLD_VERSION
@@ -197,6 +197,6 @@ def test_a_job_that_takes_long_is_reported(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     settle_topic(hub_settings, keyring)
-    monkeypatch.setattr(job_run, "_REPORT_EVERY_S", 0.05)
+    monkeypatch.setattr(fold_command, "_REPORT_EVERY_S", 0.05)
     assert run_job(hub_settings, "switch_fold").returncode == 0
     assert "switch_fold has run for 0 s" in capsys.readouterr().err

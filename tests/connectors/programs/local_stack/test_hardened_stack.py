@@ -23,8 +23,8 @@ import yaml
 from deltalake import DeltaTable
 
 from connectors.cli.doctor.brokers import check_accounts, check_kafka, check_mqtt
+from connectors.cli.doctor.findings import check_xml_pump
 from connectors.cli.doctor.gateway import check_gateway
-from connectors.cli.doctor.parts import check_xml_pump
 from connectors.doors.file_bridge.queue_folder import queue_root
 from connectors.doors.xml_pump.gateway_link import HttpConnections
 from connectors.hub.launcher.launch_spec import AGENT_TOKEN_VARIABLE

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from connectors.cli.doctor.findings import check_part
 from connectors.cli.doctor.machine import check_memory
-from connectors.cli.doctor.parts import check_part
 from connectors.plumbing.machine import state_file
 from connectors.programs.local_stack import memory
 from connectors.programs.local_stack.broker_plans import mosquitto_plan

@@ -1,9 +1,11 @@
-"""Aligned tables of text, and ages. Text that an agent wrote is shown escaped."""
+"""Output for people: aligned tables, ages, and notes on standard error. Text of agents is shown escaped."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import select
+import sys
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -66,3 +68,34 @@ def _whole(value: object) -> str:
 def print_json(found: object) -> None:
     """Print one JSON object on one line, in ASCII, so that a terminal obeys none of its characters."""
     print(json.dumps(found, separators=(",", ":")))
+
+
+class Notes:
+    """A printer of notes on standard error. A note is a line that begins with the command's name."""
+
+    def __init__(self, command: str) -> None:
+        self._command = command
+
+    def say(self, text: str) -> None:
+        """Print one note on standard error. Characters that could control a terminal are escaped."""
+        print(f"trunkline {self._command}: {escaped(text)}", file=sys.stderr, flush=True)
+
+    def lost(self, what: str) -> Callable[[str | None], None]:
+        """Return a function that prints a note when a connection is lost or is back.
+
+        Call the returned function with the reason of the loss, or with None when there is a connection again.
+        `what` is the name of the other side, such as "gateway".
+        """
+
+        def report(why: str | None) -> None:
+            self.say(f"{what}: connected again" if why is None else f"{what}: {why}; trying again")
+
+        return report
+
+
+def refuse_without_reader() -> None:
+    """Raise BrokenPipeError if the reader of our output has ended, though there is nothing to write."""
+    watch = select.poll()
+    watch.register(sys.stdout.fileno(), 0)
+    if any(events & select.POLLERR for _, events in watch.poll(0)):
+        raise BrokenPipeError
