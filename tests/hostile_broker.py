@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from connectors.tools.conformance.mqtt_packets import CONNECT, PUBACK, PUBLISH, Packet, PacketReader
+from connectors.tools.conformance.mqtt_proxy import CONNECT, PUBACK, PUBLISH, Packet, PacketReader
 from tests.broker_processes import LOOPBACK
 
 _SUBSCRIBE, _UNSUBSCRIBE, _PINGREQ, _DISCONNECT = 8, 10, 12, 14

@@ -20,7 +20,7 @@ from connectors.doors.dashboard.past_records import records_between, rejected_be
 from connectors.doors.file_bridge.records import known_messages
 from connectors.hub.live.table_reader import newest_settled, verdict_in_ledger
 from connectors.log.ledger_files.ledger_reader import LedgerFilter, LedgerReader
-from connectors.log.ledger_files.message_export import export_messages
+from connectors.log.ledger_files.message_export_reader import export_messages
 from connectors.tools.audit.verification import verify
 from jobs.build_views import ViewBuilder, read_changes
 from jobs.ledger.ledger_chain import BatchPlan, Place

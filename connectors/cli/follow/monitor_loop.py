@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from connectors.cli.shared.text_output import Notes, age_of
-from connectors.log.ledger_files.ledger_lines import iso_time
+from connectors.log.ledger_files.ledger_export import iso_time
 from connectors.plumbing.gateway_client.event_stream import RegistryFollower, RowChange, follow_registries
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient, reachable
 from connectors.programs.processes.session_host import SessionHost

@@ -20,7 +20,7 @@ from connectors.cli.shared.actions import argument, flag, one_of
 from connectors.cli.shared.arguments import job_id, stream_key
 from connectors.cli.shared.call import Call
 from connectors.cli.shared.text_output import Notes, refuse_without_reader
-from connectors.log.ledger_files.ledger_lines import (
+from connectors.log.ledger_files.ledger_export import (
     JSON_COLUMNS,
     LINE_COLUMNS,
     LINE_HEADING,

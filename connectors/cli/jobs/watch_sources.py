@@ -21,7 +21,6 @@ from connectors.cli.shared.text_output import Notes
 from connectors.plumbing.gateway_client.event_stream import GAP, SETTLED, EventStream
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of, reachable
 from connectors.plumbing.mqtt_link.broker_settings import DELEGATOR, role_mqtt, same_broker
-from connectors.tools.job_tools.event_subscription import EventSubscription, Message
 from connectors.tools.job_tools.job_files import (
     JobBroker,
     find_broker,
@@ -30,7 +29,15 @@ from connectors.tools.job_tools.job_files import (
     secret_path,
     stored_jobs,
 )
-from connectors.tools.job_tools.job_watcher import EXIT_TIMED_OUT, JobWatcher, Outcomes, Sight, Timers
+from connectors.tools.job_tools.job_watcher import (
+    EXIT_TIMED_OUT,
+    EventSubscription,
+    JobWatcher,
+    Message,
+    Outcomes,
+    Sight,
+    Timers,
+)
 from schemas.fold.stream_kind import PENDING, RUNNING
 from schemas.keys.sealing import UnsealError, broker_password_purpose, load_keyring
 from schemas.settings.settings import MqttSettings, Settings, SettingsError
@@ -283,7 +290,7 @@ def _brokers_of(settings: Settings, jobs: list[str]) -> list[_Listening]:
     for job in jobs:
         broker = kept[job] or named.get(job) or JobBroker(None)
         mqtt = _as_listener(settings, broker.resolve(settings.mqtt))
-        place = found.setdefault(mqtt, _Listening(mqtt, [], [], _hint(job) if _is_locked(broker) else ""))
+        place = found.setdefault(mqtt, _Listening(mqtt, [], [], _hint(job) if broker.is_locked else ""))
         place.topics.append(events_topic(mqtt.topic_prefix, job))
         place.jobs.append(job)
     return list(found.values())
@@ -378,14 +385,6 @@ def _opened(settings: Settings, answer: Mapping[str, Any] | None) -> JobBroker:
         password = load_keyring(settings).open(overlay.sealed_password, purpose).decode("utf-8")
         return JobBroker(overlay, SecretStr(password))
     return JobBroker(overlay)
-
-
-def _is_locked(broker: JobBroker) -> bool:
-    """Return whether the broker may require a password that we do not know."""
-    overlay = broker.overlay
-    if overlay is None or broker.password is not None:
-        return False
-    return overlay.username is not None or overlay.sealed_password is not None
 
 
 def _hint(job: str) -> str:

@@ -60,7 +60,7 @@ ACTIONS: Final = Actions()
 def _list(call: Call) -> int:
     """List the newest rejected records, the oldest of them first."""
     # Imported here, because Arrow is slow to import and help must be quick.
-    from connectors.log.ledger_files.ledger_lines import iso_time, json_line
+    from connectors.log.ledger_files.ledger_export import iso_time, json_line
     from connectors.log.ledger_files.ledger_replay import dead_letters
 
     if call.limit < 1:
@@ -89,7 +89,7 @@ def _list(call: Call) -> int:
 @ACTIONS.add(argument("position", "the place in the log", metavar="PARTITION/OFFSET"))
 def _show(call: Call) -> int:
     """Show all columns of a rejected record that may be shown."""
-    from connectors.log.ledger_files.ledger_lines import iso_time, json_line
+    from connectors.log.ledger_files.ledger_export import iso_time, json_line
     from connectors.log.ledger_files.ledger_replay import ledger_row_at, parse_position
 
     row = ledger_row_at(call.settings, parse_position(call.position))

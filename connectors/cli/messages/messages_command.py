@@ -204,7 +204,7 @@ def _clear(call: Call) -> int:
 def _export(call: Call) -> int:
     """Write all messages into one Parquet file; replaces an older one."""
     # Imported here, because Arrow and deltalake are slow to import, and the other actions do not need them.
-    from connectors.log.ledger_files.message_export import export_file, export_messages
+    from connectors.log.ledger_files.message_export_reader import export_file, export_messages
 
     made = export_messages(call.settings, call.file or export_file(call.settings))
     answer = {"file": str(made.file), "messages": made.messages, "bytes": made.size_bytes}

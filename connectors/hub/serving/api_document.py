@@ -159,7 +159,7 @@ EXAMPLES: Final[dict[str, Any]] = {
     "TaskFailureRequest.error": "the report is empty",
     "faults": {},
     "handle": "tmux/trunkline/research-1",
-    "handler": "connectors.tools.sample_organism.calculator:calculate",
+    "handler": "connectors.tools.sample_organism.listeners:calculate",
     "host": "worker-1",
     "image": "trunkline/echo",
     "kind": "calculate",

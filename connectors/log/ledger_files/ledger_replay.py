@@ -11,7 +11,7 @@ import re
 from datetime import datetime
 from typing import Any, Final
 
-from connectors.log.ledger_files.ledger_lines import JSON_COLUMNS
+from connectors.log.ledger_files.ledger_export import JSON_COLUMNS
 from connectors.log.ledger_files.ledger_reader import LedgerFilter, LedgerReader
 from schemas.keys.record_macs import SIGNED_BY_AUTHOR
 from schemas.keys.sealing import Keyring, UnsealError

@@ -34,7 +34,7 @@ from connectors.hub.live.live_view import LiveView
 from connectors.hub.reactor.reactor import Reactor
 from connectors.hub.services.hub import Hub
 from connectors.hub.serving.connection_budget import SWEEP_S, ConnectionFigures
-from connectors.log.ledger_files.message_export import MessageExporter
+from connectors.log.ledger_files.message_export_reader import MessageExporter
 from connectors.operations.webhooks.webhook_calls import WebhookCalls
 from connectors.plumbing.gateway_client.gateway_access import (
     check_listeners,

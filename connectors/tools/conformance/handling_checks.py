@@ -12,11 +12,10 @@ from functools import partial
 from typing import Any, Final
 
 from connectors.plumbing.gateway_client.gateway_client import path_of
-from connectors.tools.conformance.check import Checks
 from connectors.tools.conformance.client_process import ClientProcess, ClientRefused
 from connectors.tools.conformance.http_proxy import Fault
 from connectors.tools.conformance.hub_checks import SEND, drained, leased, posted
-from connectors.tools.conformance.scene import CALL_S, CheckFailed, Scene, expect, expect_error
+from connectors.tools.conformance.scene import CALL_S, CheckFailed, Checks, Scene, expect, expect_error
 from connectors.tools.conformance.vector_checks import vectors
 from trunkline_agent.hub.derived_keys import Handling
 from trunkline_agent.mcp.signing import new_key_pair

@@ -14,13 +14,10 @@ from connectors.tools.conformance import (
     handling_checks,
     hub_checks,
     job_checks,
-    lease_checks,
-    mqtt_checks,
     vector_checks,
 )
-from connectors.tools.conformance.check import FEATURES, Check
 from connectors.tools.conformance.client_process import PROTOCOL, ClientMisbehaved, ClientProcess, ClientRefused
-from connectors.tools.conformance.scene import CheckFailed, Scene
+from connectors.tools.conformance.scene import FEATURES, Check, CheckFailed, Scene
 from connectors.tools.conformance.target import Target
 from trunkline_agent.errors import TrunklineError, UsageError
 
@@ -31,10 +28,8 @@ NOT_SUPPORTED: Final = "not supported"
 CHECKS: Final[tuple[Check, ...]] = (
     *vector_checks.CHECKS,
     *hub_checks.CHECKS,
-    *lease_checks.CHECKS,
     *handling_checks.CHECKS,
     *job_checks.CHECKS,
-    *mqtt_checks.CHECKS,
 )
 # Most checks wait for most of their time.
 _AT_ONCE: Final = 6

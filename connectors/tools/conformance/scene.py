@@ -1,4 +1,7 @@
-"""The things that one check uses: principals, jobs, proxies, processes of the client. All end with it."""
+"""One check of the kit, and the things that it uses: principals, jobs, proxies, processes of the client.
+
+A check has a name, what it says, the features that it needs, and its function. All that it uses ends with it.
+"""
 
 from __future__ import annotations
 
@@ -229,3 +232,66 @@ def expect_error(kind: str, call: Callable[[], Any], what: str) -> ClientRefused
             raise CheckFailed(f"{what}: expected the error {kind}, found: {error}") from None
         return error
     raise CheckFailed(f"{what}: expected the error {kind}, found the answer {answer!r}")
+
+
+FEATURES: Final = (
+    "canonical",
+    "signing",
+    "hub",
+    "extend",
+    "keeps_leases",
+    "ends_long_handlings",
+    "ask",
+    "topics",
+    "handlings",
+    "discovery",
+    "schedules",
+    "blobs",
+    "job_http",
+    "job_mqtt",
+)
+_WITHOUT_STACK: Final = {"canonical", "signing"}
+
+Run = Callable[[Scene], None]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check.
+
+    Attributes:
+        name: Its name, which `--only` takes.
+        says: One sentence about what must hold.
+        needs: The features of the client without which it is not supported.
+        run: Runs it in a scene of its own. Raises CheckFailed, ClientRefused or ClientMisbehaved if it fails.
+    """
+
+    name: str
+    says: str
+    needs: frozenset[str]
+    run: Run
+
+    @property
+    def needs_stack(self) -> bool:
+        """True if it needs a live stack."""
+        return bool(self.needs - _WITHOUT_STACK)
+
+
+class Checks(list[Check]):
+    """Checks, in the order in which they are shown."""
+
+    def add(self, *needs: str) -> Callable[[Run], Run]:
+        """Return a decorator that adds a function as a check, and returns it unchanged.
+
+        The function's name is the name of the check, and the first line of its docstring the sentence.
+        """
+        unknown = set(needs) - set(FEATURES)
+        if unknown:
+            raise ValueError(f"no such features: {unknown}")
+
+        def decorate(run: Run) -> Run:
+            says = (run.__doc__ or "").partition("\n")[0].rstrip(".")
+            self.append(Check(run.__name__, says, frozenset(needs), run))
+            return run
+
+        return decorate

@@ -8,9 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from connectors.tools.conformance.check import Checks
 from connectors.tools.conformance.client_process import ClientProcess, ClientRefused
-from connectors.tools.conformance.scene import CheckFailed, Scene, expect
+from connectors.tools.conformance.scene import CheckFailed, Checks, Scene, expect
 
 VECTORS: Final = Path(__file__).parents[2] / "agent_sdk" / "vectors"
 CHECKS: Final = Checks()

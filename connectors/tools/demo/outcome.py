@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from connectors.log.ledger_files.ledger_lines import LINE_COLUMNS
+from connectors.log.ledger_files.ledger_export import LINE_COLUMNS
 from connectors.tools.demo.steps import Expected, Step
 from schemas.streams.job.job_registry import JOB_EVENT
 from trunkline_agent.wire.ids import JOB

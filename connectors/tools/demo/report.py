@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from connectors.log.ledger_files.ledger_lines import LINE_HEADING, text_line
+from connectors.log.ledger_files.ledger_export import LINE_HEADING, text_line
 from connectors.tools.demo.outcome import Row, job_states, stream_of
 from connectors.tools.demo.performance import Performance
 from schemas.settings.settings import Settings

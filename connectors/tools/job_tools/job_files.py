@@ -139,6 +139,14 @@ class JobBroker(NamedTuple):
         """
         return resolve_mqtt(mqtt, self.overlay, self.password)
 
+    @property
+    def is_locked(self) -> bool:
+        """True if the broker may require a password that we do not know."""
+        overlay = self.overlay
+        if overlay is None or self.password is not None:
+            return False
+        return overlay.username is not None or overlay.sealed_password is not None
+
 
 def broker_file(secret_file: Path) -> Path:
     """Return the path of the file for a job's broker. The file need not exist.

@@ -15,8 +15,7 @@ import pytest
 
 from connectors.plumbing.mqtt_link.payloads import encode_receipt
 from connectors.programs.local_stack import free_port
-from connectors.tools.conformance.mqtt_packets import PUBACK, PUBLISH
-from connectors.tools.conformance.mqtt_proxy import DOWN, UP, MqttProxy
+from connectors.tools.conformance.mqtt_proxy import DOWN, PUBACK, PUBLISH, UP, MqttProxy
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.broker_processes import LOOPBACK, program_environment, wait_until, with_mqtt
 from tests.mqtt_wire import listening

@@ -14,7 +14,7 @@ from typing import IO, Any
 import pytest
 
 from connectors.cli.main import main
-from connectors.log.ledger_files.ledger_lines import JSON_COLUMNS
+from connectors.log.ledger_files.ledger_export import JSON_COLUMNS
 from schemas.settings.settings import Settings
 from schemas.tables.ledger import COLUMNS
 from tests.connectors.ledger_tables import SECRET, LedgerTable, settings_below

@@ -20,7 +20,7 @@ from connectors.doors.mqtt_accounts.mosquitto_files import (
 )
 from connectors.plumbing.mqtt_link.broker_settings import BRIDGE, DELEGATOR, role_mqtt
 from connectors.programs.local_stack import LocalStack
-from connectors.tools.job_tools.event_subscription import EventSubscription, Message
+from connectors.tools.job_tools.job_watcher import EventSubscription, Message
 from schemas.settings.settings import MqttSettings, Settings
 from tests.broker_processes import wait_until, with_mqtt
 from tests.connectors.programs.local_stack.conftest import settings_in

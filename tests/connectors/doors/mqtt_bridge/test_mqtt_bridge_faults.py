@@ -12,8 +12,7 @@ import pytest
 
 from connectors.doors.mqtt_bridge.connection import BridgeConnection, Tally
 from connectors.log.publisher import Publisher
-from connectors.tools.conformance.mqtt_packets import PUBACK, PUBLISH
-from connectors.tools.conformance.mqtt_proxy import DOWN, UP, MqttProxy
+from connectors.tools.conformance.mqtt_proxy import DOWN, PUBACK, PUBLISH, UP, MqttProxy
 from tests.broker_processes import LOOPBACK, wait_until, with_kafka, with_mqtt
 from tests.mqtt_wire import publish_all
 from trunkline_agent.mqtt.ack_window import AckWindow

@@ -26,7 +26,7 @@ from connectors.doors.xml_pump.special_listeners import arguments_as_xml, conver
 from connectors.plumbing.xml_payloads.deliveries import Done, leased_from, listener_from
 from connectors.plumbing.xml_payloads.payload_types import payload_type_of
 from connectors.plumbing.xml_wire.documents import Faulty, XmlLimits
-from connectors.tools.sample_organism.payloads import NAMESPACE
+from connectors.tools.sample_organism.listeners import NAMESPACE
 
 SPACE = "urn:example:llm:1"
 LIMITS = XmlLimits()

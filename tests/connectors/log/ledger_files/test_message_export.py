@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from connectors.log.ledger_files import message_export_reader
-from connectors.log.ledger_files.message_export import (
+from connectors.log.ledger_files.message_export_reader import (
     ExportStopped,
     MessageExporter,
     export_file,

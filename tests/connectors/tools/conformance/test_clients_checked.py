@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from connectors.cli.main import main
-from connectors.tools.conformance.check import Check
 from connectors.tools.conformance.run import (
     CHECKS,
     FAILED,
@@ -25,6 +24,7 @@ from connectors.tools.conformance.run import (
     run_check,
     run_checks,
 )
+from connectors.tools.conformance.scene import Check
 from connectors.tools.conformance.target import Target, own_target
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.connectors.tools.conformance.planted_faults import ALSO, FAULTS

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from connectors.tools.conformance.mqtt_packets import PUBLISH
-from connectors.tools.conformance.mqtt_proxy import DOWN, MqttProxy
+from connectors.tools.conformance.mqtt_proxy import DOWN, PUBLISH, MqttProxy
 from tests.broker_processes import LOOPBACK, BrokerProcess, make_mosquitto, wait_until, with_mqtt
 from tests.connectors.doors.mqtt_bridge.agents.mail_run import MailRun
 from trunkline_agent.errors import BackboneUnreachable
