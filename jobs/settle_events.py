@@ -26,14 +26,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 from jobs.ledger.ledger_table import prepare_ledger
 from jobs.settling.ledger_sink import LedgerSink
 from jobs.settling.log_checks import StartRefused, check_conf, check_ledger_topic, check_log
-from jobs.settling.partition_task import KeyringSource, StageSettings, settle_partitions
+from jobs.settling.partition_task import LEDGER_FILE, KeyringSource, StageSettings, settle_partitions
 from jobs.spark.kafka_columns import record_columns
 from schemas.keys.sealing import Keyring, load_keyring
 from schemas.log_access.kafka_clients import spark_security
 from schemas.settings.settings import MASTER_KEY_VARIABLE, Settings
 from schemas.streams.fold import STREAM_ENTRIES
 from schemas.tables.ledger import LEDGER
-from schemas.tables.spark_types import LEDGER_FILE
 
 QUERY_NAME = "settle_events"
 # A file with the ledger's end at the start, from a start until the end of a run without a failure.

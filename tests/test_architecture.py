@@ -23,7 +23,6 @@ LIBRARY = Path("connectors/agent_sdk")
 OF_THE_LIBRARY = {"queue", "mcp", "xml", "command"}
 FILE_LINES, FUNCTION_LINES, README_LINES, RECORD_LINES, LINE_WIDTH = 400, 70, 130, 40, 112
 EMPTY_NAMES = {"utils", "util", "common", "helpers", "helper", "manager", "core", "misc", "base", "stuff"}
-SPARK_FILE = Path("schemas/tables/spark_types.py")
 DELTA_LIBRARIES = {"delta", "deltalake"}
 DATA_FILES = Path("schemas/tables/delta_files.py")
 # Writers and readers of Delta tables must agree on the progress of the views and on the files' locations.
@@ -96,23 +95,14 @@ def test_the_library_of_agents_imports_nothing_else_of_ours() -> None:
     )
 
 
-def test_spark_is_imported_by_jobs_and_one_file_of_schemas_only() -> None:
+def test_spark_is_imported_by_jobs_only() -> None:
     offenders(
         f"{path} imports {module}"
         for path in python_files("schemas", "connectors")
         for module, _ in imports_of(path)
-        if module.split(".")[0] in {"pyspark", "py4j"} and path != SPARK_FILE
+        if module.split(".")[0] in {"pyspark", "py4j"}
     )
-    assert any(module.startswith("pyspark") for module, _ in imports_of(SPARK_FILE))
-
-
-def test_the_file_with_the_spark_types_is_imported_by_jobs_only() -> None:
-    offenders(
-        f"{path} imports {module}"
-        for path in python_files("schemas", "connectors")
-        for module, _ in imports_of(path)
-        if module == "schemas.tables.spark_types"
-    )
+    assert any(module.startswith("pyspark") for path in python_files("jobs") for module, _ in imports_of(path))
 
 
 def reads_delta(path: Path) -> bool:

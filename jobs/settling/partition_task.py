@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 from pyspark import TaskContext
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from jobs.ledger.ledger_chain import PLAN_PROPERTY, BatchPlan, Place, read_plan
 from jobs.ledger.ledger_table import write_file
@@ -43,6 +44,19 @@ from trunkline_agent.wire.ids import parse_stream_key
 
 _OF_ENTRIES: Final = ("stream_kind", "stream_id", "entry", "value")
 _OF_LEDGER: Final = ("partition", "offset", "stream_kind", "stream_id", "entries")
+# A data file of the ledger before its commit: path below the table, size in bytes, Delta's statistics as JSON,
+# and the Merkle roots of its rows (schemas/integrity/audit_chain.py).
+LEDGER_FILE: Final = StructType(
+    [
+        StructField(name, LongType() if name == "size" else StringType(), nullable=False)
+        for name in ("path", "size", "statistics", "roots")
+    ]
+)
+ROWS_AT_ONCE = 20_000
+# More entries than such a stream ever has.
+_FEW = 100
+KeyringSource = Callable[[Path], Keyring]
+"""Returns the master keys in a file. Each worker process calls it once, so that no key is part of a task."""
 
 
 class StageSettings(msgspec.Struct, frozen=True):
@@ -188,13 +202,6 @@ def _changes(rows: pa.Table) -> Iterator[EntryChange]:
     for kind, name, entries in zip(*columns, strict=True):
         for entry, value in entries:
             yield f"{kind}/{name}", entry, value
-
-
-ROWS_AT_ONCE = 20_000
-# More entries than such a stream ever has.
-_FEW = 100
-KeyringSource = Callable[[Path], Keyring]
-"""Returns the master keys in a file. Each worker process calls it once, so that no key is part of a task."""
 
 
 def settle_partitions(

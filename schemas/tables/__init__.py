@@ -1,4 +1,4 @@
 """The Delta tables: ledger and views, their columns, and readers that need no JVM.
 
-Above `schemas.streams`; only `spark_types` imports Spark.
+Above `schemas.streams`; imports no Spark.
 """

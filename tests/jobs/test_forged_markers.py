@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 
 from connectors.tools.audit.verification import verify
 from jobs.settling.ledger_sink import LedgerSink
+from jobs.settling.partition_task import LEDGER_FILE
 from schemas.integrity.audit_chain import ChainLine, commit_metadata, last_in_file, newest_entry, next_entry
-from schemas.tables.spark_types import LEDGER_FILE
 from tests.audited_ledger import AuditedLedger, ledger_row_at
 from trunkline_agent.errors import Refused
 

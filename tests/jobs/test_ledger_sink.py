@@ -19,11 +19,11 @@ from jobs.ledger.ledger_table import SKIPPING_COLUMNS, create_ledger, prepare_le
 from jobs.maintain_tables import tidy_ledger
 from jobs.settling.fold_run import OrderError
 from jobs.settling.ledger_sink import LedgerSink, SecondWriter
+from jobs.settling.partition_task import LEDGER_FILE
 from schemas.log_access.event_topic import admin_client
 from schemas.settings.settings import Settings
 from schemas.tables.arrow_tables import LEDGER_ARROW
 from schemas.tables.ledger import LEDGER
-from schemas.tables.spark_types import LEDGER_FILE
 from tests.raw_records import begin_transaction, read_to_end
 from trunkline_agent.errors import TrunklineError
 

@@ -9,8 +9,6 @@ doors closed, and the whole log settled by the old version. The order: let the o
 (./trunkline down; ./trunkline up). Settled rows do not change; programs of another version do not start.
 Exit codes: 0, also when it was switched before; 2 a token file that cannot be used; 3 no ledger; 4 refused,
 with the reason; 5 Kafka is away, which is no error for `status`.
-
-Runs a program of `jobs` to its end, for commands that need its result.
 """
 
 from __future__ import annotations
