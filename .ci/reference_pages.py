@@ -25,9 +25,9 @@ sys.path.insert(0, str(ROOT))
 os.environ["COLUMNS"] = "100"
 
 from connectors.cli.main import COMMANDS, parser_of, top_level_help  # noqa: E402
+from connectors.cli.stack.settings_command import all_settings  # noqa: E402
 from connectors.doors.http_api.contracts.document_routes import OPENAPI_FILE, contract_files, file_of  # noqa: E402
 from connectors.hub.serving.api_document import ROLES_LINE  # noqa: E402
-from schemas.settings.reference import all_settings  # noqa: E402
 from schemas.settings.settings import Settings  # noqa: E402
 from schemas.streams.fold import KINDS, VIEW_TABLES, VIEWS  # noqa: E402
 from schemas.streams.principal.principals import OPERATOR  # noqa: E402

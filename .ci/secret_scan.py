@@ -100,7 +100,7 @@ EXEMPT = (
         (AWS, PRIVATE_KEY, BASIC_AUTH),
         "examples of what the mask must find",
     ),
-    Exempt("schemas/settings/reference.py", (KEYWORD,), "the name of a type", "secret"),
+    Exempt("connectors/cli/stack/settings_command.py", (KEYWORD,), "the name of a type", "secret"),
 )
 FILTERS = (
     "heuristic.is_likely_id_string",

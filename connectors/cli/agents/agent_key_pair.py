@@ -9,7 +9,7 @@ from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 
-from connectors.cli.shared.files import new_private_file, read_given
+from connectors.cli.shared.arguments import new_private_file, read_given
 from trunkline_agent.errors import UsageError
 from trunkline_agent.mcp.signing import checked_public_key, load_private_key, new_key_pair, public_pem
 

@@ -29,10 +29,9 @@ from typing import Any, Final
 
 from connectors.cli.agents.join_credentials import CREDENTIALS_OPTIONS, JOIN_HELP, check_no_credentials_options
 from connectors.cli.shared.actions import Actions, argument, one_of
-from connectors.cli.shared.arguments import AGENT, OVERLAP, ROTATION, request_id
+from connectors.cli.shared.arguments import AGENT, OVERLAP, ROTATION, new_private_file, request_id
 from connectors.cli.shared.call import Call, Columns, Row
 from connectors.cli.shared.declared import Shown, add_declared
-from connectors.cli.shared.files import new_private_file
 from connectors.cli.shared.text_output import age_of, fields
 from trunkline_agent.errors import BackboneUnreachable, TrunklineError
 from trunkline_agent.terminal_text import escaped

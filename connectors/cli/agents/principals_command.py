@@ -28,10 +28,9 @@ from __future__ import annotations
 from typing import Final
 
 from connectors.cli.shared.actions import Actions, argument
-from connectors.cli.shared.arguments import path, request_id
+from connectors.cli.shared.arguments import new_private_file, path, request_id
 from connectors.cli.shared.call import Call, Columns
 from connectors.cli.shared.declared import Shown, add_declared
-from connectors.cli.shared.files import new_private_file
 from connectors.cli.shared.text_output import age_of
 from trunkline_agent.errors import UsageError
 

@@ -24,10 +24,9 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from connectors.cli.shared.actions import Actions, argument, flag
-from connectors.cli.shared.arguments import BROKER, JOB, duration, path, read_broker
+from connectors.cli.shared.arguments import BROKER, JOB, duration, new_private_file, path, read_broker
 from connectors.cli.shared.call import Call, Columns, Row
 from connectors.cli.shared.declared import Shown, add_declared
-from connectors.cli.shared.files import new_private_file
 from connectors.cli.shared.text_output import age_of, fields
 from trunkline_agent.terminal_text import escaped
 

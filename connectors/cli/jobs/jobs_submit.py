@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from connectors.cli.jobs.watch_sources import NextSights, settled_source, watch
-from connectors.cli.shared.arguments import read_broker
+from connectors.cli.shared.arguments import STANDARD_INPUT, read_broker
 from connectors.cli.shared.call import Call
-from connectors.cli.shared.files import STANDARD_INPUT
 from connectors.cli.shared.text_output import print_json
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.plumbing.machine.process_tree import clean_environment

@@ -22,10 +22,9 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from connectors.cli.shared.actions import Actions, argument, flag
-from connectors.cli.shared.arguments import name_of, request_id
+from connectors.cli.shared.arguments import STANDARD_INPUT, name_of, read_given_text, request_id
 from connectors.cli.shared.call import Call, Columns, Row
 from connectors.cli.shared.declared import Shown, add_declared, newest_last
-from connectors.cli.shared.files import STANDARD_INPUT, read_given_text
 from connectors.cli.shared.text_output import age_of, fields, print_json
 from schemas.fold.stream_kind import COMPLETED
 from schemas.streams.task.task_registry import TASK_TERMINAL

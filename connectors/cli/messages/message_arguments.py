@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from connectors.cli.shared.actions import Actions, Argument, argument
-from connectors.cli.shared.arguments import duration, name_of
+from connectors.cli.shared.arguments import STANDARD_INPUT, duration, name_of, read_given
 from connectors.cli.shared.call import Call
-from connectors.cli.shared.files import STANDARD_INPUT, read_given
 from trunkline_agent.errors import BackboneUnreachable, UsageError
 from trunkline_agent.terminal_text import escaped
 from trunkline_agent.wire.durations import duration_s

@@ -56,10 +56,9 @@ from connectors.cli.messages.message_arguments import (
 )
 from connectors.cli.messages.received_messages import message_text
 from connectors.cli.shared.actions import Actions, argument
-from connectors.cli.shared.arguments import duration, limit, request_id
+from connectors.cli.shared.arguments import duration, limit, read_given, request_id
 from connectors.cli.shared.call import Call, Columns
 from connectors.cli.shared.declared import Shown, add_declared
-from connectors.cli.shared.files import read_given
 from connectors.cli.shared.text_output import age_of
 from trunkline_agent.errors import NotFound, Refused
 from trunkline_agent.terminal_text import escaped

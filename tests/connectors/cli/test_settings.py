@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from connectors.cli.main import main
-from schemas.settings.reference import all_settings
+from connectors.cli.stack.settings_command import all_settings
 from schemas.settings.settings import Settings, load_settings
 
 
