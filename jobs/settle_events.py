@@ -24,10 +24,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from jobs.ledger.ledger_table import prepare_ledger
+from jobs.settling.fold_run import record_columns
 from jobs.settling.ledger_sink import LedgerSink
 from jobs.settling.log_checks import StartRefused, check_conf, check_ledger_topic, check_log
 from jobs.settling.partition_task import LEDGER_FILE, KeyringSource, StageSettings, settle_partitions
-from jobs.spark.kafka_columns import record_columns
 from schemas.keys.sealing import Keyring, load_keyring
 from schemas.log_access.kafka_clients import spark_security
 from schemas.settings.settings import MASTER_KEY_VARIABLE, Settings

@@ -14,9 +14,9 @@ from pyspark.sql import Row
 from jobs.ledger.audit_trail import AuditTrail
 from jobs.ledger.ledger_chain import BatchPlan
 from jobs.ledger.ledger_table import prepare_ledger, write_file
+from jobs.settling.fold_run import RECORD_COLUMNS, SEPARATOR
 from jobs.settling.ledger_sink import LedgerSink
 from jobs.settling.partition_task import PartitionStates, StageSettings, settle_partition
-from jobs.spark.kafka_columns import RECORD_COLUMNS, SEPARATOR
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
 from schemas.streams.fold import STREAM_ENTRIES

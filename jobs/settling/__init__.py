@@ -1,4 +1,4 @@
 """The settling query: its tasks, their local stores, its sink and the checks before a start.
 
-Imports `ledger` and `spark`, but no job.
+Imports `ledger`, but no job.
 """

@@ -26,8 +26,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from jobs.ledger.ledger_chain import PLAN_PROPERTY, BatchPlan, Place, read_plan
 from jobs.ledger.ledger_table import write_file
-from jobs.settling.fold_run import check_order, no_collection, settle_run
-from jobs.spark.kafka_columns import RECORD_COLUMNS, records_of
+from jobs.settling.fold_run import RECORD_COLUMNS, check_order, no_collection, records_of, settle_run
 from schemas.fold.entries import Entries
 from schemas.fold.settled import FOLD_VERSION
 from schemas.keys.sealing import Keyring
@@ -77,7 +76,7 @@ class StageSettings(msgspec.Struct, frozen=True):
     key_file: Path
 
 
-def position_at(at: StageSettings, table: str, place: Place) -> Position:
+def _position_at(at: StageSettings, table: str, place: Place) -> Position:
     """Return the position of a store that has the state of the ledger `table` at `place`."""
     return Position(table, at.epoch, FOLD_VERSION, place.offset, place.chain)
 
@@ -104,10 +103,10 @@ class PartitionStates:
         """
         store = self._store(partition)
         place, steps = plan.places.get(partition, Place()), plan.steps.get(partition, [])
-        found, wanted = store.position(), position_at(self._at, plan.table, place)
+        found, wanted = store.position(), _position_at(self._at, plan.table, place)
         for step in steps:
-            if found != wanted and found == position_at(self._at, plan.table, step.before):
-                after = position_at(self._at, plan.table, step.after)
+            if found != wanted and found == _position_at(self._at, plan.table, step.before):
+                after = _position_at(self._at, plan.table, step.after)
                 try:
                     store.advance(found, after, self._changes_in(step.path, partition))
                 except FileNotFoundError:

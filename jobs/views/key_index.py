@@ -26,7 +26,7 @@ from schemas.state_store.local_store import LocalStore, StoreDamaged, get_checke
 from schemas.tables.delta_files import TableRows, dataset_of, table_storage
 
 # A change of the form of keys or values needs a higher number. Indexes of another form are made again.
-FORM: Final = 2
+_FORM: Final = 2
 _VALUE: Final = struct.Struct(">iq")
 
 RowPlace = tuple[bytes, bytes | None]
@@ -261,7 +261,7 @@ class KeyIndex:
             digest = hashlib.sha256(self._commit(at)).hexdigest()
         except FileNotFoundError:
             digest = ""
-        return IndexPosition(str(delta.metadata().id), FORM, at, digest)
+        return IndexPosition(str(delta.metadata().id), _FORM, at, digest)
 
     def _commit(self, version: int) -> bytes:
         """Return the text of the commit that made a version. Raises FileNotFoundError if it was deleted."""

@@ -49,7 +49,7 @@ from trunkline_agent.wire.strict_json import MalformedJsonError, canonical, deco
 from trunkline_agent.wire.verdicts import ACCEPTED, MAILBOX_FULL, REJECTED, UNKNOWN_RECIPIENT
 
 MQTT_DOOR: Final = "mqtt"
-UNDELIVERABLE: Final = "undeliverable"
+_UNDELIVERABLE: Final = "undeliverable"
 _MINUTE_US: Final = 60_000_000
 
 
@@ -97,7 +97,7 @@ def system_readings(reader: str, message_id: str, mailbox: str, get: GetRow) -> 
 def undeliverable(agent: str, message_id: str, recipient: str, reason: str, cause: str) -> OutgoingRecord:
     """Return the notice to an agent on MQTT that its message was not delivered. `cause` determines its id."""
     body = {"message_id": message_id, "to": recipient, "reason": reason}
-    return message_from_hub(agent, UNDELIVERABLE, body, derived_id(cause, UNDELIVERABLE), message_id)
+    return message_from_hub(agent, _UNDELIVERABLE, body, derived_id(cause, _UNDELIVERABLE), message_id)
 
 
 def _reading(cause: Cause) -> list[OutgoingRecord]:
@@ -169,7 +169,7 @@ def _refusal_over_mqtt(cause: Cause) -> list[OutgoingRecord]:
     return [undeliverable(agent, cause.id, cause.name.partition("/")[2], cause.reason or REJECTED, message)]
 
 
-def is_from_mqtt(cause: Cause) -> bool:
+def _is_from_mqtt(cause: Cause) -> bool:
     """Return whether the record came over MQTT."""
     return cause.envelope.door == MQTT_DOOR
 
@@ -179,7 +179,7 @@ MAILBOX_FOLLOWS: Final = (
     Follows(_POSTED, _completion),
     Follows(_POSTED, _reading),
     Follows(frozenset({MESSAGE_DUE}), _reading_of_delivered),
-    Follows(_POSTED, _refusal_over_mqtt, is_from_mqtt),
+    Follows(_POSTED, _refusal_over_mqtt, _is_from_mqtt),
 )
 
 
@@ -267,6 +267,6 @@ def _claim(cause: Cause) -> list[OutgoingRecord]:
 
 AGENT_FOLLOWS: Final = (
     END_OF_MAILBOX,
-    Follows(frozenset({AGENT_SAID}), _delivery, is_from_mqtt),
-    Follows(frozenset({AGENT_CONFIRMED}), _claim, is_from_mqtt),
+    Follows(frozenset({AGENT_SAID}), _delivery, _is_from_mqtt),
+    Follows(frozenset({AGENT_CONFIRMED}), _claim, _is_from_mqtt),
 )

@@ -38,7 +38,7 @@ _TYPES: Final = {
 }
 
 
-def columns_of(*row_types: type[Any]) -> pa.Schema:
+def _columns_of(*row_types: type[Any]) -> pa.Schema:
     """Return the Arrow schema of a table whose rows have the fields of all these classes, in their order.
 
     A field whose type hint allows `None` becomes a nullable column. Raises KeyError for a type hint that has no
@@ -57,7 +57,7 @@ def _field(name: str, hint: object) -> pa.Field:
 def with_comments(schema: pa.Schema, *row_types: type[Any]) -> pa.Schema:
     """Return a copy of `schema` whose columns have comments: the docstrings below the fields of `row_types`.
 
-    `row_types` are the row classes from which `columns_of` made the schema. A column without a docstring is
+    `row_types` are the row classes from which `_columns_of` made the schema. A column without a docstring is
     left unchanged. Use the result to create a Delta table: a later write with such a schema adds no comments to
     an existing table.
     """
@@ -85,7 +85,7 @@ def column_texts(row_type: type[Any]) -> dict[str, str]:
     return found
 
 
-LEDGER_ARROW: Final = columns_of(LedgerRow)
+LEDGER_ARROW: Final = _columns_of(LedgerRow)
 # The columns that `record_of_row` reads. All columns before `seq` name the record and its sender.
 RECORD_COLUMNS: Final = (
     *COLUMNS[: COLUMNS.index("seq")],
@@ -174,4 +174,4 @@ class Position(NamedTuple):
 
 
 VIEW_ROWS: Final[dict[str, type[Any]]] = {**VIEWS, STREAM_ENTRIES: StreamEntryRow}
-VIEW_ARROW: Final[dict[str, pa.Schema]] = {name: columns_of(row, Position) for name, row in VIEW_ROWS.items()}
+VIEW_ARROW: Final[dict[str, pa.Schema]] = {name: _columns_of(row, Position) for name, row in VIEW_ROWS.items()}

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from connectors.log.kafka_libraries import records_between
 from connectors.log.topic_consumer import LogTail
-from jobs.spark.kafka_columns import SEPARATOR, record_columns, records_of
+from jobs.settling.fold_run import SEPARATOR, record_columns, records_of
 from schemas.fold.entries import Entries
 from schemas.log_access.kafka_clients import spark_security
 from schemas.settings.settings import Settings

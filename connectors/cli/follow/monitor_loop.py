@@ -40,7 +40,7 @@ _STYLES: Final = {
 }  # fmt: skip
 
 
-def change_text(change: RowChange) -> str:
+def _change_text(change: RowChange) -> str:
     """Return one line of text about a changed row of a job or session.
 
     The text may have control characters that an agent wrote, so the caller must escape it with `escaped`.
@@ -68,7 +68,7 @@ def change_text(change: RowChange) -> str:
     return "  ".join(parts)
 
 
-def drift_text(drift: Drift, outcome: str | None = None) -> str:
+def _drift_text(drift: Drift, outcome: str | None = None) -> str:
     """Return one line of text about a drift: rows of a job and a session that contradict each other.
 
     `outcome` is the text about the repair of the drift; None if no repair was tried. The caller must escape the
@@ -90,14 +90,14 @@ class PlainLines:
 
     def changed(self, change: RowChange) -> None:
         """Print that a row of a job or session has changed."""
-        print(f"{_now()}  {escaped(change_text(change))}", flush=True)
+        print(f"{_now()}  {escaped(_change_text(change))}", flush=True)
 
     def drifted(self, drift: Drift, outcome: str | None) -> None:
         """Print a drift: rows of a job and a session that contradict each other.
 
         `outcome` is the text about the repair of the drift; None if no repair was tried.
         """
-        print(f"{_now()}  drift    {escaped(drift_text(drift, outcome))}", flush=True)
+        print(f"{_now()}  drift    {escaped(_drift_text(drift, outcome))}", flush=True)
 
     def redraw(self, registries: RegistryFollower, drifts: list[Drift]) -> None:
         """Draw the current state of all rows anew, for output that is a table. Here it does nothing.
@@ -106,7 +106,7 @@ class PlainLines:
         """
 
 
-class JsonLines(PlainLines):
+class _JsonLines(PlainLines):
     """The output of `trunkline monitor` as JSON: an object on a line for each change and each drift."""
 
     def changed(self, change: RowChange) -> None:
@@ -128,7 +128,7 @@ def _now() -> str:
     return iso_time(datetime.now(UTC), "milliseconds")
 
 
-class LiveTable(PlainLines):
+class _LiveTable(PlainLines):
     """The output of `trunkline monitor` on a terminal: a table of jobs and sessions, redrawn in place.
 
     Use its attribute `live`, a context manager, while the table is shown.
@@ -143,11 +143,11 @@ class LiveTable(PlainLines):
 
     def changed(self, change: RowChange) -> None:
         """Add a line about the change to the list of the last changes below the table."""
-        self._last.append(escaped(change_text(change)))
+        self._last.append(escaped(_change_text(change)))
 
     def drifted(self, drift: Drift, outcome: str | None) -> None:
         """Add a line about the drift to the list of the last changes below the table."""
-        self._last.append(escaped("drift    " + drift_text(drift, outcome)))
+        self._last.append(escaped("drift    " + _drift_text(drift, outcome)))
 
     def redraw(self, registries: RegistryFollower, drifts: list[Drift]) -> None:
         """Draw the table of jobs and sessions, with the drifts and the last changes below it, anew.
@@ -155,7 +155,7 @@ class LiveTable(PlainLines):
         `registries` has the current rows, and `drifts` the contradictions to show.
         """
         parts: list[Any] = [_jobs(registries), _sessions(registries)]
-        parts += [Text(escaped("drift: " + drift_text(drift)), style="bold red") for drift in drifts]
+        parts += [Text(escaped("drift: " + _drift_text(drift)), style="bold red") for drift in drifts]
         parts += [Text(line, style="dim") for line in self._last]
         self.live.update(Group(*parts))
 
@@ -224,10 +224,10 @@ def monitor(settings: Settings, *, once: bool, mend: bool, as_json: bool) -> int
     Raises:
         TrunklineError: At the start, the gateway does not answer or refuses the token.
     """
-    view = JsonLines() if as_json else PlainLines()
+    view = _JsonLines() if as_json else PlainLines()
     screen: AbstractContextManager[Any] = nullcontext()
     if not (as_json or once) and sys.stdout.isatty():
-        view = table = LiveTable()
+        view = table = _LiveTable()
         screen = table.live
     with (
         reachable(settings) as gateway,

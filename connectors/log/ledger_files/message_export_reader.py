@@ -67,7 +67,7 @@ class TablesUnread(TrunklineError):
     """The tables could not be read, because maintenance or a rebuild removed files. A retry can succeed."""
 
 
-def exported_messages(settings: Settings) -> Iterator[pa.Table]:
+def _exported_messages(settings: Settings) -> Iterator[pa.Table]:
     """Yield all messages of all mailboxes as Arrow tables, in no particular order.
 
     The columns are those of EXPORT_SCHEMA: id, sender, recipient, content, times, and whether the message was
@@ -242,7 +242,7 @@ def _write(settings: Settings, file: Path, is_stopping: Callable[[], bool]) -> E
             messages = 0
             with pq.ParquetWriter(sink, EXPORT_SCHEMA, compression="zstd") as writer:
                 # Each row group costs the readers of the file time, so small parts are joined.
-                for group in joined(exported_messages(settings), _ROW_GROUP_ROWS, _ROW_GROUP_BYTES):
+                for group in joined(_exported_messages(settings), _ROW_GROUP_ROWS, _ROW_GROUP_BYTES):
                     if is_stopping():
                         raise ExportStopped
                     writer.write_table(group)

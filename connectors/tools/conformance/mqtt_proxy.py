@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 CONNECT, PUBLISH, PUBACK = 1, 3, 4
-VERSION_5: Final = 5
+_VERSION_5: Final = 5
 _LARGEST: Final = 4
 
 
@@ -67,7 +67,7 @@ def version_of(connect: Packet) -> int:
     return connect.whole[connect.start + 2 + name_bytes]
 
 
-def read_publish(packet: Packet, version: int) -> Publish:
+def _read_publish(packet: Packet, version: int) -> Publish:
     """Return the fields of a PUBLISH of a connection with this protocol level."""
     whole, at = packet.whole, packet.start
     topic_bytes = int.from_bytes(whole[at : at + 2], "big")
@@ -77,20 +77,20 @@ def read_publish(packet: Packet, version: int) -> Publish:
     if whole[0] & 6:
         packet_id = int.from_bytes(whole[at : at + 2], "big")
         at += 2
-    if version == VERSION_5:
+    if version == _VERSION_5:
         size, at = _number(whole, at) or (0, at)
         at += size
     return Publish(topic, packet_id, whole[at:], bool(whole[0] & 1))
 
 
-def publish_packet(topic: str, payload: bytes, version: int) -> bytes:
+def _publish_packet(topic: str, payload: bytes, version: int) -> bytes:
     """Return the bytes of a PUBLISH with QoS 0."""
     name = topic.encode("utf-8")
-    body = len(name).to_bytes(2, "big") + name + (b"\0" if version == VERSION_5 else b"") + payload
+    body = len(name).to_bytes(2, "big") + name + (b"\0" if version == _VERSION_5 else b"") + payload
     return bytes([PUBLISH << 4]) + _length(len(body)) + body
 
 
-def puback_packet(packet_id: int) -> bytes:
+def _puback_packet(packet_id: int) -> bytes:
     """Return the bytes of a PUBACK that says success."""
     return bytes([PUBACK << 4, 2]) + packet_id.to_bytes(2, "big")
 
@@ -325,7 +325,7 @@ class _Link:
         if packet.kind != PUBLISH:
             self._broker.sendall(packet.whole)
             return
-        publish = read_publish(packet, self._version)
+        publish = _read_publish(packet, self._version)
         fault = self._proxy.noted(publish)
         if fault is None:
             self._broker.sendall(packet.whole)
@@ -334,7 +334,7 @@ class _Link:
         if fault.forged is not None:
             receipts = publish.topic.rpartition("/")[0] + "/receipts"
             for payload in fault.forged(publish):
-                self._to_client(publish_packet(receipts, payload, self._version))
+                self._to_client(_publish_packet(receipts, payload, self._version))
             # Enough time for a client to believe it.
             threading.Event().wait(_FORGERY_S)
         if fault.forward:
@@ -342,7 +342,7 @@ class _Link:
             self._broker.sendall(packet.whole)
             return
         if fault.acknowledge:
-            self._to_client(puback_packet(publish.packet_id))
+            self._to_client(_puback_packet(publish.packet_id))
         self._end_of(fault)
 
     def _from_broker(self, packet: Packet) -> None:

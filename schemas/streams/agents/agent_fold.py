@@ -100,7 +100,7 @@ _participant_row: Final = row_maker(ParticipantRow, ParticipantEntry)
 _key_row: Final = row_maker(AgentKeyRow, KeyEntry)
 
 
-def settle_participant(given: FoldInput) -> Outcome:
+def _settle_participant(given: FoldInput) -> Outcome:
     """Settle a record about a participant: update the stream state, return verdict and changed rows.
 
     The record lets the agent join, updates or stops it, adds or removes a key, or records that the agent made a
@@ -270,7 +270,7 @@ def settle_agent(given: FoldInput) -> Outcome:
     checked body. The changes of the stream state, `given.entries`, count only if the record is accepted.
     """
     if given.type in PARTICIPANT_MODELS:
-        return settle_participant(given)
+        return _settle_participant(given)
     if given.type in MQTT_AGENT_MODELS:
         return settle_mqtt_agent(given)
     return _settle_definition(given)

@@ -142,7 +142,7 @@ _CONTAINER: Final = StructEntries("container", ContainerEntry)
 _row: Final = row_maker(ContainerRow, ContainerEntry)
 
 
-def settle_container(given: FoldInput) -> Outcome:
+def _settle_container(given: FoldInput) -> Outcome:
     """Settle a record of `container/<name>`: update the stream state, return verdict and changed rows.
 
     The record brings the container to a state. A container enters each state once, so a record with the same
@@ -204,7 +204,7 @@ def _refusal(wanted: str, body: dict[str, Any], container: ContainerEntry) -> Ou
 CONTAINER_KIND: Final = StreamKind(
     name=CONTAINER,
     models=CONTAINER_MODELS,
-    settle=settle_container,
+    settle=_settle_container,
     row_of_each_stream=(ContainerRow,),
     rows=(ContainerRow,),
     named_by="container",

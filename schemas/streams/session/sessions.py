@@ -42,7 +42,6 @@ SESSION_STATES: Final = tuple(SESSION_TRANSITIONS)
 STOP: Final = "stop"
 HARD: Final = "hard"
 SOFT: Final = "soft"
-STOP_MODES: Final = (STOP, HARD, SOFT)
 
 Handle = Annotated[str, Field(max_length=256, pattern=r"^(tmux|process)/[A-Za-z0-9._/-]+\z")]
 
