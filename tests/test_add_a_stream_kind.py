@@ -20,7 +20,7 @@ from schemas.settings.settings import Settings, ViewSettings
 from schemas.wire.record import OutgoingRecord
 from tests.broker_processes import PROJECT_ROOT, ProgramProcess, program_environment, wait_until
 from tests.jobs.topic_load import append_all
-from trunkline_agent.wire.content_id import content_id
+from trunkline_agent.wire.ids import content_id
 from trunkline_agent.wire.strict_json import canonical
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]

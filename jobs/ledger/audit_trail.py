@@ -33,7 +33,7 @@ from schemas.integrity.audit_chain import ChainLine, has_commit, last_in_file, l
 from schemas.settings.settings import Settings
 from schemas.tables.delta_files import table_storage
 from schemas.tables.ledger import LEDGER
-from trunkline_agent.mcp.pem import public_key_pem
+from trunkline_agent.mcp.signing import public_key_pem
 from trunkline_agent.private_files import make_first
 
 _POLL_S: Final = 0.5

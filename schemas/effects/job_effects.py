@@ -37,7 +37,7 @@ from schemas.wire.record import OutgoingRecord
 from schemas.wire.wire_body import NOTE_LIMIT
 from trunkline_agent.wire.ids import is_name
 from trunkline_agent.wire.job_event import PERMISSION_REQUIRED
-from trunkline_agent.wire.masking import MASK, mask_event
+from trunkline_agent.wire.unsafe_text import MASK, mask_event
 from trunkline_agent.wire.verdicts import ACCEPTED
 
 NEEDS_PERMISSION: Final = f"job.{PERMISSION_REQUIRED}"

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from schemas.integrity.audit_chain import ChainEntry, Number, Partition
 from schemas.settings.settings import Settings
 from trunkline_agent.errors import UsageError
-from trunkline_agent.mcp.pem import private_key_pem
+from trunkline_agent.mcp.signing import private_key_pem
 from trunkline_agent.private_files import PrivateFileError, make_first, read_private
 from trunkline_agent.wire.strict_json import canonical_plain
 

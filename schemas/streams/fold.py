@@ -45,11 +45,11 @@ from schemas.wire.record import (
     record_mac_input,
 )
 from schemas.wire.wire_body import body_fault
-from trunkline_agent.wire.field_checks import SCHEMA_VERSION as EVENT_VERSION
-from trunkline_agent.wire.field_checks import is_utc_timestamp
 from trunkline_agent.wire.ids import REFUSED, parse_stream_key
-from trunkline_agent.wire.masking import mask_event, mask_opaque
+from trunkline_agent.wire.job_event import SCHEMA_VERSION as EVENT_VERSION
+from trunkline_agent.wire.moments import is_utc_timestamp
 from trunkline_agent.wire.strict_json import MalformedJsonError, decode
+from trunkline_agent.wire.unsafe_text import mask_event, mask_opaque
 from trunkline_agent.wire.verdicts import (
     ACCEPTED,
     FOLD_FAILED,

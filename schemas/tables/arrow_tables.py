@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from schemas.fold.view_rows import Moment
 from schemas.streams.fold import STREAM_ENTRIES, VIEWS
 from schemas.tables.ledger import COLUMNS, Int32, LedgerRow, TextMoment
-from trunkline_agent.wire.field_checks import is_utc_timestamp
+from trunkline_agent.wire.moments import is_utc_timestamp
 
 if TYPE_CHECKING:
     from schemas.tables.delta_files import TableRows

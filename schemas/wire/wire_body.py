@@ -9,8 +9,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchema
 from pydantic_core import CoreSchema, core_schema
 
 from schemas.wire.record import Origin, OutgoingRecord
-from trunkline_agent.wire.content_id import content_id
-from trunkline_agent.wire.field_checks import has_control_characters, is_utc_timestamp
+from trunkline_agent.wire.ids import content_id
+from trunkline_agent.wire.job_event import has_control_characters
+from trunkline_agent.wire.moments import is_utc_timestamp
 from trunkline_agent.wire.strict_json import INT_MAX, canonical
 
 # The checks below as regular expressions, for readers of the JSON schema.

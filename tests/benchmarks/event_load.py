@@ -13,7 +13,7 @@ from schemas.log_access.kafka_clients import librdkafka_options
 from schemas.settings.settings import Settings
 from schemas.streams.job.job_registry import JOB_EVENT, JobRegistration
 from schemas.wire.record import OutgoingRecord
-from trunkline_agent.wire.content_id import content_id
+from trunkline_agent.wire.ids import content_id
 from trunkline_agent.wire.job_event import COMPLETED, PROGRESS, STARTED
 from trunkline_agent.wire.signing import sign_event
 from trunkline_agent.wire.strict_json import canonical

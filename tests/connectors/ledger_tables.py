@@ -18,7 +18,7 @@ from schemas.tables.ledger import LedgerRow, ledger_row
 from schemas.wire.record import OutgoingRecord
 from tests.schemas.job_records import signed
 from tests.schemas.stream_records import as_read
-from trunkline_agent.wire.content_id import content_id
+from trunkline_agent.wire.ids import content_id
 from trunkline_agent.wire.strict_json import canonical
 
 KEYRING = Keyring({"test": b"k" * 32}, "test")

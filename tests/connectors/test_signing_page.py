@@ -37,7 +37,7 @@ from tests.connectors.verdict_server import VerdictServer
 from tests.mqtt_wire import listening
 from tests.programs import required_program
 from tests.registered_jobs import register_job
-from trunkline_agent.mqtt.mqtt_login import LoginAnswer, try_login
+from trunkline_agent.mqtt.mqtt_client import LoginAnswer, try_login
 from trunkline_agent.wire.job_event import EVENTS
 from trunkline_agent.wire.mqtt_password import mqtt_password
 from trunkline_agent.wire.receipt import Receipt

@@ -14,7 +14,7 @@ from tests.registered_jobs import RegisteredJob, register_job
 from trunkline_agent.broker import job_broker
 from trunkline_agent.errors import BackboneUnreachable
 from trunkline_agent.jobs.job import Job
-from trunkline_agent.mqtt.mqtt_login import wait_for_login
+from trunkline_agent.mqtt.mqtt_client import wait_for_login
 
 PATIENCE_S = 240.0
 ACCOUNT_S = 60.0

@@ -12,7 +12,7 @@ from schemas.wire.record import OutgoingRecord
 from tests.raw_records import Raw
 from tests.raw_records import append_raw as append_records
 from tests.schemas.job_records import SECRET, signed
-from trunkline_agent.wire.content_id import content_id
+from trunkline_agent.wire.ids import content_id
 from trunkline_agent.wire.strict_json import canonical
 
 

@@ -12,7 +12,7 @@ from typing import Any, Self, Unpack
 
 from trunkline_agent.credentials import Credentials
 from trunkline_agent.errors import TrunklineError
-from trunkline_agent.hub import agent_plans, mailbox_plans
+from trunkline_agent.hub import agent_plans, message_plans
 from trunkline_agent.hub.agent_calls import (
     LEASE_S,
     LOG,
@@ -23,11 +23,11 @@ from trunkline_agent.hub.agent_calls import (
     AgentCalls,
     reason_of,
 )
-from trunkline_agent.hub.derived_keys import HANDLED
 from trunkline_agent.hub.held_messages import Held, HeldMessages
+from trunkline_agent.hub.hub_requests import HANDLED
 from trunkline_agent.hub.hub_values import REPLY_TYPE, BlobReference, Published, Sent
 from trunkline_agent.hub.lease_thread import LeaseThread
-from trunkline_agent.hub.mailbox_plans import Taking
+from trunkline_agent.hub.message_plans import Taking
 from trunkline_agent.hub.operation_values import Schedule, SentFields
 from trunkline_agent.hub.sync_client import HubClient
 from trunkline_agent.message import Message
@@ -94,7 +94,7 @@ class Agent(Operations):
             BackboneUnreachable: The hub did not answer for `patience_s`.
             TrunklineError: Any other refusal by the hub.
         """
-        return self._messages(mailbox_plans.checked(Taking(limit, lease_s, wait_s, longest_s)))
+        return self._messages(message_plans.checked(Taking(limit, lease_s, wait_s, longest_s)))
 
     def receive(
         self,
@@ -104,19 +104,19 @@ class Agent(Operations):
         longest_s: float | None = LONGEST_S,
     ) -> Message | None:
         """Take one message, for a `with` block, or `ack` or `nack`. None: none came within `wait_s`."""
-        wanted = mailbox_plans.checked(Taking(1, lease_s, wait_s, longest_s))
+        wanted = message_plans.checked(Taking(1, lease_s, wait_s, longest_s))
         return next(iter(self._take(wanted)), None)
 
     def ack(self, message: Message) -> None:
         """Acknowledge a message, if it was not settled before. Raises LeaseLost."""
         if message.held is not None and self._held.settle(message.held):
-            self.hub.run(mailbox_plans.acknowledge(message.held, self._calls.retries))
+            self.hub.run(message_plans.acknowledge(message.held, self._calls.retries))
 
     def nack(self, message: Message, reason: str = "") -> None:
         """Give a message back, if it was not settled before. `reason` is shown with a dead message."""
         held = message.held
         if held is not None and self._held.settle(held):
-            plan = mailbox_plans.give_back(held.lease_id, [held.message_id], reason, self._calls.retries)
+            plan = message_plans.give_back(held.lease_id, [held.message_id], reason, self._calls.retries)
             self.hub.run(plan)
 
     def end(self, message: Message, error: BaseException | None) -> None:
@@ -311,7 +311,7 @@ class Agent(Operations):
 
     def _take(self, wanted: Taking) -> list[Message]:
         (limit, lease_s, wait_s, longest_s), asked_at = wanted, time.monotonic()
-        taken = self.hub.run(mailbox_plans.take(limit, lease_s, wait_s, self._calls.retries))
+        taken = self.hub.run(message_plans.take(limit, lease_s, wait_s, self._calls.retries))
         found = [Message(self, one) for one in taken.messages]
         if lease_s is None or taken.lease_id is None:
             return found
@@ -328,6 +328,6 @@ class Agent(Operations):
             by_lease.setdefault(one.lease_id, []).append(one.message_id)
         for lease_id, message_ids in by_lease.items():
             try:
-                self.hub.run(mailbox_plans.give_back(lease_id, message_ids, reason, PARTING))
+                self.hub.run(message_plans.give_back(lease_id, message_ids, reason, PARTING))
             except TrunklineError as error:
                 LOG.warning("messages %s were not given back: %s", message_ids, error)

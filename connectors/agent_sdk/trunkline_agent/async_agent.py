@@ -14,7 +14,7 @@ from trunkline_agent.async_message import AsyncMessage
 from trunkline_agent.async_operations import AsyncOperations
 from trunkline_agent.credentials import Credentials
 from trunkline_agent.errors import TrunklineError
-from trunkline_agent.hub import agent_plans, mailbox_plans
+from trunkline_agent.hub import agent_plans, message_plans
 from trunkline_agent.hub.agent_calls import (
     LEASE_S,
     LOG,
@@ -26,11 +26,11 @@ from trunkline_agent.hub.agent_calls import (
     reason_of,
 )
 from trunkline_agent.hub.async_client import AsyncHubClient
-from trunkline_agent.hub.derived_keys import HANDLED
 from trunkline_agent.hub.held_messages import Held, HeldMessages
+from trunkline_agent.hub.hub_requests import HANDLED
 from trunkline_agent.hub.hub_values import REPLY_TYPE, BlobReference, Published, Sent
 from trunkline_agent.hub.lease_task import LeaseTask
-from trunkline_agent.hub.mailbox_plans import Taking
+from trunkline_agent.hub.message_plans import Taking
 from trunkline_agent.hub.operation_values import Schedule, SentFields
 
 
@@ -94,7 +94,7 @@ class AsyncAgent(AsyncOperations):
             BackboneUnreachable: The hub did not answer for `patience_s`.
             TrunklineError: Any other refusal by the hub.
         """
-        return self._messages(mailbox_plans.checked(Taking(limit, lease_s, wait_s, longest_s)))
+        return self._messages(message_plans.checked(Taking(limit, lease_s, wait_s, longest_s)))
 
     async def receive(
         self,
@@ -104,19 +104,19 @@ class AsyncAgent(AsyncOperations):
         longest_s: float | None = LONGEST_S,
     ) -> AsyncMessage | None:
         """Take one message, for an `async with` block, or `ack` or `nack`. None: none came within `wait_s`."""
-        wanted = mailbox_plans.checked(Taking(1, lease_s, wait_s, longest_s))
+        wanted = message_plans.checked(Taking(1, lease_s, wait_s, longest_s))
         return next(iter(await self._take(wanted)), None)
 
     async def ack(self, message: AsyncMessage) -> None:
         """Acknowledge a message, if it was not settled before. Raises LeaseLost."""
         if message.held is not None and self._held.settle(message.held):
-            await self.hub.run(mailbox_plans.acknowledge(message.held, self._calls.retries))
+            await self.hub.run(message_plans.acknowledge(message.held, self._calls.retries))
 
     async def nack(self, message: AsyncMessage, reason: str = "") -> None:
         """Give a message back, if it was not settled before. `reason` is shown with a dead message."""
         held = message.held
         if held is not None and self._held.settle(held):
-            plan = mailbox_plans.give_back(held.lease_id, [held.message_id], reason, self._calls.retries)
+            plan = message_plans.give_back(held.lease_id, [held.message_id], reason, self._calls.retries)
             await self.hub.run(plan)
 
     async def end(self, message: AsyncMessage, error: BaseException | None) -> None:
@@ -313,7 +313,7 @@ class AsyncAgent(AsyncOperations):
 
     async def _take(self, wanted: Taking) -> list[AsyncMessage]:
         (limit, lease_s, wait_s, longest_s), asked_at = wanted, time.monotonic()
-        taken = await self.hub.run(mailbox_plans.take(limit, lease_s, wait_s, self._calls.retries))
+        taken = await self.hub.run(message_plans.take(limit, lease_s, wait_s, self._calls.retries))
         found = [AsyncMessage(self, one) for one in taken.messages]
         if lease_s is None or taken.lease_id is None:
             return found
@@ -330,6 +330,6 @@ class AsyncAgent(AsyncOperations):
             by_lease.setdefault(one.lease_id, []).append(one.message_id)
         for lease_id, message_ids in by_lease.items():
             try:
-                await self.hub.run(mailbox_plans.give_back(lease_id, message_ids, reason, PARTING))
+                await self.hub.run(message_plans.give_back(lease_id, message_ids, reason, PARTING))
             except TrunklineError as error:
                 LOG.warning("messages %s were not given back: %s", message_ids, error)

@@ -9,7 +9,7 @@ from typing import Any, Protocol, Self, Unpack
 
 from trunkline_agent.hub.held_messages import Held
 from trunkline_agent.hub.hub_values import REPLY_TYPE, ReceivedMessage, Sent
-from trunkline_agent.hub.mailbox_plans import overdue_error  # async only
+from trunkline_agent.hub.message_plans import overdue_error  # async only
 from trunkline_agent.hub.operation_values import SentFields
 
 __all__ = ["AsyncMessage", "AsyncMessageOwner", "ReceivedMessage"]

@@ -23,6 +23,10 @@ HUB_URL_VARIABLE: Final = "TRUNKLINE_HUB_URL"
 TOKEN_VARIABLE: Final = "TRUNKLINE_AGENT_TOKEN"  # noqa: S105  a variable's name
 NAME_VARIABLE: Final = "TRUNKLINE_AGENT_NAME"
 CA_VARIABLE: Final = "TRUNKLINE_CA_CERTS"
+# The agent MCP door: the agent's name, the path of its private key, and the server's address.
+AGENT_ID_VARIABLE: Final = "AGENT_ID"
+AGENT_KEY_VARIABLE: Final = "AGENT_KEY_PATH"
+MCP_URL_VARIABLE: Final = "MCP_SERVER_URL"
 _BYTES_MOST: Final = 1_000_000
 _MAKE_ONE: Final = "'./trunkline agents join NAME --credentials FILE' writes one"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from trunkline_agent.environment import CA_VARIABLE
+from trunkline_agent.credentials import CA_VARIABLE
 from trunkline_agent.errors import UsageError
 
 if TYPE_CHECKING:

@@ -68,7 +68,7 @@ def _management(call: Call) -> int:
 )
 def _agent(call: Call) -> int:
     """Pass an agent's calls on to the agent MCP server, signed with its key."""
-    from trunkline_agent.environment import (
+    from trunkline_agent.credentials import (
         AGENT_ID_VARIABLE,
         AGENT_KEY_VARIABLE,
         CA_VARIABLE,

@@ -33,8 +33,8 @@ from connectors.programs.local_stack.ports import mqtt_answers
 from schemas.settings.kafka_settings import missing_login
 from schemas.settings.settings import MqttSettings, Settings
 from trunkline_agent.errors import BackboneUnreachable, TrunklineError
+from trunkline_agent.mqtt.mqtt_client import LoginAnswer, try_login
 from trunkline_agent.mqtt.mqtt_connection import MqttConnection
-from trunkline_agent.mqtt.mqtt_login import LoginAnswer, try_login
 from trunkline_agent.mqtt.mqtt_tls import explained, mqtt_context
 
 CHECKS: Final = Checks()

@@ -214,7 +214,7 @@ def check_commands(settings: Settings) -> Finding:
     failure.
     """
     from connectors.doors.out_of_band.signed_commands import read_keys
-    from trunkline_agent.unix_address import address_of
+    from trunkline_agent.sockets import address_of
 
     path, folder = settings.command_socket, settings.command_keys_path
     if not is_started(settings, GATEWAY):

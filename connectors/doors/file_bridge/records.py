@@ -35,7 +35,7 @@ from trunkline_agent.private_files import replace_file
 from trunkline_agent.queue import TOPICS
 from trunkline_agent.queue.message_record import EVERYBODY, NAME_LIMIT, is_name
 from trunkline_agent.queue.session_files import AUDIT, complete_lines, open_fd
-from trunkline_agent.wire.content_id import content_id
+from trunkline_agent.wire.ids import content_id
 from trunkline_agent.wire.message_fields import MESSAGE_FIELDS
 
 DOOR: Final = "file"

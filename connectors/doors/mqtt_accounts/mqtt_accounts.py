@@ -44,7 +44,7 @@ from schemas.settings.settings import Settings
 from schemas.streams.agents.mqtt_agents import REGISTERED, MqttAgentRow, mqtt_agent_secret
 from schemas.streams.job.job_fold import job_grant
 from schemas.streams.job.job_registry import JOB_TERMINAL, JobRow
-from trunkline_agent.mqtt.mqtt_login import LoginAnswer, try_login
+from trunkline_agent.mqtt.mqtt_client import LoginAnswer, try_login
 from trunkline_agent.wire.agent_message import agent_of_user, mqtt_user
 from trunkline_agent.wire.ids import AGENT, JOB, is_job_id, stream_key
 from trunkline_agent.wire.mqtt_password import job_of_rotated_user, job_user, mqtt_password

@@ -11,8 +11,7 @@ from schemas.settings.settings import MqttSettings
 from schemas.streams.agents.mqtt_agents import AGENT_CONFIRMED, AGENT_SAID
 from schemas.streams.job.job_registry import JOB_EVENT
 from schemas.wire.record import OutgoingRecord, refused_stream
-from trunkline_agent.wire.content_id import content_id
-from trunkline_agent.wire.ids import AGENT, JOB, is_name, stream_key
+from trunkline_agent.wire.ids import AGENT, JOB, content_id, is_name, stream_key
 from trunkline_agent.wire.receipt import AgentReceipt, LogPosition, Receipt
 from trunkline_agent.wire.topics import inbox_topic, job_id_of, outbox_name, receipts_topic
 

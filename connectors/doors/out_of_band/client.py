@@ -30,8 +30,8 @@ from trunkline_agent.hub.http_exchange import ProtocolFault, RequestHead
 from trunkline_agent.hub.hub_address import HubAddress
 from trunkline_agent.hub.plans import Request
 from trunkline_agent.hub.sync_connection import SyncConnection
+from trunkline_agent.sockets import address_of
 from trunkline_agent.terminal_text import escaped
-from trunkline_agent.unix_address import address_of
 
 PATH: Final = "/commands"
 # A removal is answered when no handler of the listener runs any more, and the time limit of a handler bounds

@@ -33,7 +33,7 @@ from connectors.plumbing.xml_wire.safe_xml import repair
 from schemas.settings.settings import Settings, SettingsError
 from schemas.streams.principal.principals import OPERATOR
 from trunkline_agent.errors import UsageError
-from trunkline_agent.mcp.pem import private_key_pem, public_key_pem
+from trunkline_agent.mcp.signing import private_key_pem, public_key_pem
 from trunkline_agent.private_files import make_first, read_private
 from trunkline_agent.terminal_text import escaped
 from trunkline_agent.wire.ids import is_name

@@ -18,12 +18,14 @@ from connectors.hub.organism.declared_files import InvalidYaml, load_yaml
 from connectors.plumbing.machine.json_log import BLANK
 from schemas.settings.settings import PROJECT_ROOT, SettingsError
 from schemas.wire.wire_body import Printable
-from trunkline_agent.credentials import HUB_URL_VARIABLE, NAME_VARIABLE, TOKEN_VARIABLE
-from trunkline_agent.environment import (
+from trunkline_agent.credentials import (
     AGENT_ID_VARIABLE,
     AGENT_KEY_VARIABLE,
     CA_VARIABLE,
+    HUB_URL_VARIABLE,
     MCP_URL_VARIABLE,
+    NAME_VARIABLE,
+    TOKEN_VARIABLE,
 )
 from trunkline_agent.errors import TrunklineError
 

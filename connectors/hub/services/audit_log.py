@@ -23,8 +23,8 @@ from schemas.streams.mailboxes.message import MESSAGE_POSTED
 from schemas.streams.refused.refusal import REQUEST_REFUSED
 from schemas.wire.record import Position
 from schemas.wire.wire_body import NOTE_LIMIT
-from trunkline_agent.wire.field_checks import has_control_characters
 from trunkline_agent.wire.ids import is_name
+from trunkline_agent.wire.job_event import has_control_characters
 from trunkline_agent.wire.moments import iso_moment
 from trunkline_agent.wire.verdicts import ACCEPTED, REJECTED
 

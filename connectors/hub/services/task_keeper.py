@@ -59,8 +59,13 @@ from schemas.streams.task.task_registry import (
     TaskRow,
     TokenRow,
 )
-from trunkline_agent.credentials import HUB_URL_VARIABLE
-from trunkline_agent.environment import AGENT_ID_VARIABLE, AGENT_KEY_VARIABLE, CA_VARIABLE, MCP_URL_VARIABLE
+from trunkline_agent.credentials import (
+    AGENT_ID_VARIABLE,
+    AGENT_KEY_VARIABLE,
+    CA_VARIABLE,
+    HUB_URL_VARIABLE,
+    MCP_URL_VARIABLE,
+)
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE
 

@@ -36,7 +36,7 @@ from schemas.settings.settings import PROJECT_ROOT, Settings
 from schemas.streams.mailboxes.message import CLAIMED, MAILBOX_VIEW, MESSAGE_BODIES, READ
 from schemas.tables.delta_files import small_batches
 from trunkline_agent.errors import NotFound, TrunklineError, UsageError
-from trunkline_agent.wire.field_checks import is_utc_timestamp
+from trunkline_agent.wire.moments import is_utc_timestamp
 
 _KEY: Final = ["realm", "recipient", "message_id"]
 _HEAD: Final = [*_KEY, "sender", "priority", "status", "posted_at", "sent_at"]

@@ -65,8 +65,7 @@ from schemas.streams.job.job_registry import (
 )
 from schemas.wire.record import JSON_CONTENT, OutgoingRecord
 from trunkline_agent.errors import TrunklineError
-from trunkline_agent.wire.content_id import content_id
-from trunkline_agent.wire.ids import JOB, stream_key
+from trunkline_agent.wire.ids import JOB, content_id, stream_key
 from trunkline_agent.wire.moments import iso_moment
 from trunkline_agent.wire.mqtt_password import job_user
 from trunkline_agent.wire.verdicts import DUPLICATE, REJECTED, SEQ_CONFLICT

@@ -14,7 +14,7 @@ from schemas.settings.setting_types import is_loopback
 from schemas.settings.settings import GatewaySettings, Settings, SettingsError, check_key_file
 from schemas.streams.principal.principals import new_token
 from trunkline_agent import tls
-from trunkline_agent.environment import CA_VARIABLE
+from trunkline_agent.credentials import CA_VARIABLE
 from trunkline_agent.errors import UsageError
 from trunkline_agent.private_files import PrivateFileError, make_first, read_private
 from trunkline_agent.tls import explained

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trunkline_agent.errors import TrunklineError
-from trunkline_agent.unix_address import address_of
+from trunkline_agent.sockets import address_of
 
 _OWNER_ONLY: Final = 0o700
 

@@ -17,7 +17,7 @@ from connectors.tools.conformance.http_proxy import Fault
 from connectors.tools.conformance.hub_checks import SEND, drained, leased, posted
 from connectors.tools.conformance.scene import CALL_S, CheckFailed, Checks, Scene, expect, expect_error
 from connectors.tools.conformance.vector_checks import vectors
-from trunkline_agent.hub.derived_keys import Handling
+from trunkline_agent.hub.hub_requests import Handling
 from trunkline_agent.mcp.signing import new_key_pair
 
 CHECKS: Final = Checks()

@@ -23,7 +23,7 @@ from connectors.tools.conformance.scene import (
     expect_error,
     wait_hit,
 )
-from trunkline_agent.wire.content_id import content_id
+from trunkline_agent.wire.ids import content_id
 from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE
 
 CHECKS: Final = Checks()

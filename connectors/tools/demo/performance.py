@@ -48,7 +48,7 @@ from schemas.wire.record import refused_stream
 from trunkline_agent.broker import job_broker
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.jobs.job import Job
-from trunkline_agent.mqtt.mqtt_login import wait_for_login
+from trunkline_agent.mqtt.mqtt_client import wait_for_login
 from trunkline_agent.wire.ids import JOB, new_job_id, stream_key
 from trunkline_agent.wire.signing import new_secret
 from trunkline_agent.wire.topics import job_id_of

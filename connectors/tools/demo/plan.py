@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from connectors.tools.demo.steps import Action, Actor, Expected, Script, ScriptBuilder, Step
 from trunkline_agent.wire.job_event import COMPLETED, ERROR, PERMISSION_REQUIRED, PROGRESS, STARTED
-from trunkline_agent.wire.masking import AUTH_TOKEN, DETAIL, WHOLE_VALUE
 from trunkline_agent.wire.signing import sign_event
 from trunkline_agent.wire.strict_json import MAX_DEPTH, canonical
+from trunkline_agent.wire.unsafe_text import AUTH_TOKEN, DETAIL, WHOLE_VALUE
 from trunkline_agent.wire.verdicts import (
     AFTER_TERMINAL,
     BAD_SIGNATURE,

@@ -8,8 +8,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from schemas.fold import stream_kind as states
 from schemas.streams.job.job_registry import JOB_TERMINAL
-from trunkline_agent.wire.field_checks import SCHEMA_VERSION
-from trunkline_agent.wire.job_event import COMPLETED, ERROR, PROGRESS, STARTED, TERMINAL_EVENTS
+from trunkline_agent.wire.job_event import COMPLETED, ERROR, PROGRESS, SCHEMA_VERSION, STARTED, TERMINAL_EVENTS
 from trunkline_agent.wire.signing import sign_event
 from trunkline_agent.wire.strict_json import canonical
 from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE, REJECTED

@@ -16,8 +16,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from schemas.settings.settings import MqttSettings
 from trunkline_agent.mqtt.mqtt_connection import MqttConnection, Subscription
-from trunkline_agent.wire.content_id import content_id
-from trunkline_agent.wire.ids import is_job_id
+from trunkline_agent.wire.ids import content_id, is_job_id
 from trunkline_agent.wire.receipt import Receipt, read_receipt
 from trunkline_agent.wire.topics import events_filter
 

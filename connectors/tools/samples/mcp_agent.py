@@ -23,7 +23,7 @@ import anyio
 from mcp import Client, MCPError
 from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 
-from trunkline_agent.environment import AGENT_ID_VARIABLE, AGENT_KEY_VARIABLE, MCP_URL_VARIABLE
+from trunkline_agent.credentials import AGENT_ID_VARIABLE, AGENT_KEY_VARIABLE, MCP_URL_VARIABLE
 from trunkline_agent.errors import BackboneUnreachable, TrunklineError, UsageError
 from trunkline_agent.mcp import UNREACHABLE, agent_client, known_error
 from trunkline_agent.terminal_text import escaped

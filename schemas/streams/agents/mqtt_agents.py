@@ -29,9 +29,9 @@ from schemas.streams.principal.principals import FreeName
 from schemas.wire.record import JSON_CONTENT
 from schemas.wire.wire_body import Name, models_of
 from trunkline_agent.wire.agent_message import CONFIRMS_MOST, KIND_LIMIT, said_bytes
-from trunkline_agent.wire.masking import carries_token
 from trunkline_agent.wire.signing import SIGNATURE_FIELD
 from trunkline_agent.wire.strict_json import INT_MAX, canonical
+from trunkline_agent.wire.unsafe_text import carries_token
 from trunkline_agent.wire.verdicts import (
     AFTER_TERMINAL,
     BAD_SIGNATURE,

@@ -26,8 +26,7 @@ from schemas.fold.stream_kind import FoldInput
 from schemas.fold.view_rows import Moment, Row
 from schemas.streams.principal.principals import ACTIVE
 from schemas.wire.wire_body import Name, Note, WireBody, models_of
-from trunkline_agent.wire.content_id import content_id
-from trunkline_agent.wire.ids import CONTROL, stream_key
+from trunkline_agent.wire.ids import CONTROL, content_id, stream_key
 from trunkline_agent.wire.verdicts import ILLEGAL_TRANSITION, SEQ_CONFLICT, UNKNOWN_STREAM
 
 ORGANISM_LOADED: Final = "organism.loaded"

@@ -47,9 +47,9 @@ from schemas.streams.job.job_registry import (
 )
 from trunkline_agent.wire.ids import JOB
 from trunkline_agent.wire.job_event import STARTED, TERMINAL_EVENTS, event_fault
-from trunkline_agent.wire.masking import MASK, carries_token
 from trunkline_agent.wire.signing import SIGNATURE_FIELD, signed_bytes
 from trunkline_agent.wire.strict_json import canonical, canonical_plain
+from trunkline_agent.wire.unsafe_text import MASK, carries_token
 from trunkline_agent.wire.verdicts import (
     BAD_SIGNATURE,
     ILLEGAL_TRANSITION,

@@ -20,9 +20,8 @@ from schemas.fold.stream_kind import CANCELLED, COMPLETED, ERROR, PENDING, RUNNI
 from schemas.fold.view_rows import Moment, Row
 from schemas.keys.sealing import Keyring
 from schemas.wire.wire_body import OVERLAP_LIMIT_MS, JobId, Name, Note, Printable, UtcTime, WireBody, models_of
-from trunkline_agent.wire.content_id import content_id
-from trunkline_agent.wire.field_checks import has_control_characters
-from trunkline_agent.wire.job_event import DETAIL_LIMIT
+from trunkline_agent.wire.ids import content_id
+from trunkline_agent.wire.job_event import DETAIL_LIMIT, has_control_characters
 from trunkline_agent.wire.strict_json import INT_MAX
 
 JOB_EVENT: Final = "job.event"

@@ -13,7 +13,7 @@ from schemas.streams.control.organism import PER_MINUTE_MOST
 from schemas.streams.mailboxes.message import DEFAULT_REALM, Message
 from schemas.streams.mailboxes.pending_message import LEASE_MS_MOST
 from schemas.wire.wire_body import Most, Name, Note, WireBody, models_of
-from trunkline_agent.wire.content_id import content_id
+from trunkline_agent.wire.ids import content_id
 
 MESSAGE_CLAIMED: Final = "message.claimed"
 MESSAGE_LEASED: Final = "message.leased"

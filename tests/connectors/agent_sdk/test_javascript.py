@@ -26,7 +26,7 @@ from tests.own_settings import own_settings
 from tests.programs import required_program, run_program, start_program
 from trunkline_agent.errors import OutboxBusy
 from trunkline_agent.outbox.outbox import JobOutbox
-from trunkline_agent.wire.content_id import content_id
+from trunkline_agent.wire.ids import content_id
 from trunkline_agent.wire.strict_json import canonical, decode_slowly
 from trunkline_agent.wire.unsafe_text import PATTERNS, unsafe_pattern
 

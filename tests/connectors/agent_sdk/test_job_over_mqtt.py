@@ -29,7 +29,7 @@ from trunkline_agent.errors import (
 )
 from trunkline_agent.jobs.job import Job
 from trunkline_agent.outbox.outbox import JobOutbox
-from trunkline_agent.wire.content_id import content_id
+from trunkline_agent.wire.ids import content_id
 from trunkline_agent.wire.receipt import LogPosition, Receipt
 from trunkline_agent.wire.signing import Signer, signed_bytes
 

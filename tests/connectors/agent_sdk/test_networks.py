@@ -21,9 +21,9 @@ from tests.connectors.agent_sdk.small_server import SmallServer, always, answer,
 from tests.programs import required_program, run_program
 from trunkline_agent.credentials import HubAccess
 from trunkline_agent.errors import BackboneUnreachable, UsageError
+from trunkline_agent.hub.hub_address import proxy_of
 from trunkline_agent.hub.hub_requests import get_json
 from trunkline_agent.hub.plans import Retries
-from trunkline_agent.network.proxy import proxy_of
 
 HUB = "hub.test"
 NO_RETRY = Retries(patience_s=0.0)

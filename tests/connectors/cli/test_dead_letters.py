@@ -19,7 +19,7 @@ from schemas.wire.record import OutgoingRecord, oversized
 from tests.connectors.cli.conftest import CommandLine, read_line
 from tests.connectors.ledger_tables import LedgerTable, settings_below
 from trunkline_agent.errors import UsageError
-from trunkline_agent.wire.content_id import content_id
+from trunkline_agent.wire.ids import content_id
 from trunkline_agent.wire.signing import sign_event
 from trunkline_agent.wire.strict_json import canonical
 from trunkline_agent.wire.topics import events_topic

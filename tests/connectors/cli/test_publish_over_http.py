@@ -22,7 +22,7 @@ from tests.raw_records import read_to_end
 from trunkline_agent.credentials import HubAccess
 from trunkline_agent.errors import BackboneUnreachable, EventRejected, TrunklineError
 from trunkline_agent.jobs.job import Job
-from trunkline_agent.wire.content_id import content_id
+from trunkline_agent.wire.ids import content_id
 
 WORKER = "builder"
 WHY_KEPT = r"is not that of a Trunkline gateway|stays in the outbox"

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from schemas.settings.settings import PROJECT_ROOT
 from trunkline_agent.mcp import signing as agent_signing
-from trunkline_agent.mcp.pem import private_key_pem
 from trunkline_agent.mcp.signing import (
     checked_public_key,
     key_id,
     load_private_key,
     new_key_pair,
+    private_key_pem,
     public_pem,
     sign,
     signature_bytes,

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from schemas.streams.job.job_registry import JobEvent
 from tests.schemas.job_records import event
-from trunkline_agent.wire.field_checks import has_control_characters, is_utc_timestamp
-from trunkline_agent.wire.job_event import event_fault
+from trunkline_agent.wire.job_event import event_fault, has_control_characters
+from trunkline_agent.wire.moments import is_utc_timestamp
 
 pytestmark = pytest.mark.requirement("JE-02")
 

@@ -27,8 +27,7 @@ from tests.schemas.job_records import (
     written,
 )
 from trunkline_agent.wire.ids import JOB
-from trunkline_agent.wire.masking import MASK, mask_opaque
-from trunkline_agent.wire.unsafe_text import _COMPILED, PATTERNS, unsafe_pattern
+from trunkline_agent.wire.unsafe_text import _COMPILED, MASK, PATTERNS, mask_opaque, unsafe_pattern
 
 pytestmark = [pytest.mark.requirement("JE-04"), pytest.mark.requirement("CM-05")]
 

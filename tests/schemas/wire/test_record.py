@@ -23,7 +23,7 @@ from schemas.wire.record import (
     read_envelope,
     refused_stream,
 )
-from trunkline_agent.wire.content_id import content_id
+from trunkline_agent.wire.ids import content_id
 
 
 def outgoing(value: bytes = b"{}", ce_id: str = "id-1", traceparent: str | None = None) -> OutgoingRecord:

@@ -1,6 +1,6 @@
 // Idempotency keys of what is sent while a message is handled, so that a repeated handling sends nothing twice.
 //
-// The library for Python makes the same keys: connectors/agent_sdk/trunkline_agent/hub/derived_keys.py says how.
+// The library for Python makes the same keys: connectors/agent_sdk/trunkline_agent/hub/hub_requests.py says how.
 // Both are tested with `derived_keys` of ../vectors/hub.json.
 
 import { AsyncLocalStorage } from "node:async_hooks";

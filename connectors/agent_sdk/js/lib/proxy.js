@@ -1,6 +1,6 @@
 // The HTTP proxy on the way to a hub, by the variables of the environment that curl reads.
 //
-// The library for Python follows the same rules: connectors/agent_sdk/trunkline_agent/network/proxy.py. Both are tested
+// The library for Python follows the same rules: connectors/agent_sdk/trunkline_agent/hub/hub_address.py. Both are tested
 // with `proxies` of ../vectors/hub.json.
 
 import http from "node:http";

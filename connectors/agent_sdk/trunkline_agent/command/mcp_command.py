@@ -8,8 +8,7 @@ import signal
 from typing import Any, Final
 
 from trunkline_agent.command.command_options import add_command, credentials_of
-from trunkline_agent.credentials import FILE_VARIABLE
-from trunkline_agent.environment import AGENT_ID_VARIABLE
+from trunkline_agent.credentials import AGENT_ID_VARIABLE, FILE_VARIABLE
 
 _HELP: Final = """\
 Serve the agent's tools as an MCP server on stdio: to find agents, write to them, and read the mailbox. Each

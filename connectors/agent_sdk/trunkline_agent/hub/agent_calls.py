@@ -8,9 +8,9 @@ from typing import Any, Final, Unpack
 
 from trunkline_agent.credentials import Credentials, HubAccess
 from trunkline_agent.errors import UsageError
-from trunkline_agent.hub import mailbox_plans, message_plans
-from trunkline_agent.hub.derived_keys import send_key
+from trunkline_agent.hub import message_plans
 from trunkline_agent.hub.held_messages import Extension, Held, HeldMessages
+from trunkline_agent.hub.hub_requests import send_key
 from trunkline_agent.hub.hub_values import Published, ReceivedMessage, Sent
 from trunkline_agent.hub.operation_values import SentFields
 from trunkline_agent.hub.plans import Plan, Retries
@@ -141,7 +141,7 @@ def overdue_by_lease(held: HeldMessages, now: float) -> dict[str, list[Held]]:
 def give_up(lease_id: str, held: list[Held]) -> Plan[None]:
     """Give messages back whose handling has taken too long, so that they are handed out again."""
     message_ids = [one.message_id for one in held]
-    return mailbox_plans.give_back(
+    return message_plans.give_back(
         lease_id, message_ids, held[0].why_overdue, retries_of_lease(held[0].lease_s)
     )
 

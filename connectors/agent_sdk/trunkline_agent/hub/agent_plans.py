@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from trunkline_agent.errors import NotFound, TrunklineError, UsageError
-from trunkline_agent.hub.derived_keys import send_key
-from trunkline_agent.hub.hub_requests import encoded, get_json, path_of, post_json
+from trunkline_agent.hub.hub_requests import encoded, get_json, path_of, post_json, send_key
 from trunkline_agent.hub.hub_values import BlobReference, HubValue, ReadAnswer
 from trunkline_agent.hub.plans import Plan, Request, Retries, exchange
 

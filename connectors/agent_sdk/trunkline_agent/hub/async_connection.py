@@ -7,10 +7,9 @@ import socket
 from typing import TYPE_CHECKING, Final, cast
 
 from trunkline_agent.hub.http_exchange import HttpExchange, ProtocolFault, RequestHead
-from trunkline_agent.hub.hub_address import HubAddress
+from trunkline_agent.hub.hub_address import HubAddress, Proxy, ProxyFault
 from trunkline_agent.hub.plans import Answer, Request
-from trunkline_agent.network.proxy import Proxy, ProxyFault
-from trunkline_agent.network.staggered_connect import ATTEMPT_DELAY_S
+from trunkline_agent.sockets import ATTEMPT_DELAY_S
 
 if TYPE_CHECKING:
     import ssl

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Self
 
 from trunkline_agent.errors import TrunklineError
-from trunkline_agent.hub.derived_keys import HANDLED, Handling
 from trunkline_agent.hub.held_messages import Held
+from trunkline_agent.hub.hub_requests import HANDLED, Handling
 
 REPLY_TYPE: Final = "answer"
 

@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from trunkline_agent.errors import TrunklineError
-from trunkline_agent.hub import mailbox_plans
+from trunkline_agent.hub import message_plans
 from trunkline_agent.hub.agent_calls import LOG, give_up, overdue_by_lease, retries_of
 from trunkline_agent.hub.async_client import AsyncHubClient
 from trunkline_agent.hub.held_messages import HeldMessages
@@ -57,7 +57,7 @@ class LeaseTask:
                     LOG.warning("overdue messages of lease %s were not given back: %s", lease_id, error)
             for extension in self._held.due(time.monotonic()):
                 try:
-                    lost = await self._hub.run(mailbox_plans.extend(extension, retries_of(extension)))
+                    lost = await self._hub.run(message_plans.extend(extension, retries_of(extension)))
                     self._held.lose(extension.lease_id, lost)
                 except TrunklineError as error:
                     LOG.warning("the lease of %s was not extended: %s", extension.message_ids, error)

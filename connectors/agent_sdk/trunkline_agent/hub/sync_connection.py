@@ -10,10 +10,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from trunkline_agent.hub.http_exchange import HttpExchange, ProtocolFault, RequestHead
-from trunkline_agent.hub.hub_address import HubAddress
+from trunkline_agent.hub.hub_address import HubAddress, Proxy, ProxyFault
 from trunkline_agent.hub.plans import Answer, Request
-from trunkline_agent.network.proxy import Proxy, ProxyFault
-from trunkline_agent.network.staggered_connect import connected
+from trunkline_agent.sockets import connected
 
 if TYPE_CHECKING:
     import ssl

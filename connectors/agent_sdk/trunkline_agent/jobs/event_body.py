@@ -7,12 +7,10 @@ from typing import Any
 
 from trunkline_agent.errors import UsageError
 from trunkline_agent.outbox.outbox import PendingEvent, content_fault
-from trunkline_agent.wire.field_checks import SCHEMA_VERSION
-from trunkline_agent.wire.job_event import PERMISSION_REQUIRED, event_fault
-from trunkline_agent.wire.masking import carries_token
+from trunkline_agent.wire.job_event import PERMISSION_REQUIRED, SCHEMA_VERSION, event_fault
 from trunkline_agent.wire.signing import SIGNATURE_FIELD, Signer, sign_event, signed_bytes
 from trunkline_agent.wire.strict_json import canonical, decode
-from trunkline_agent.wire.unsafe_text import unsafe_pattern
+from trunkline_agent.wire.unsafe_text import carries_token, unsafe_pattern
 
 
 def event_body(

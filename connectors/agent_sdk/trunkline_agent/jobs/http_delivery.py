@@ -20,8 +20,7 @@ from trunkline_agent.hub.plans import Answer, Request, Retries, exchange
 from trunkline_agent.hub.sync_client import HubClient
 from trunkline_agent.outbox.delivery import INTERRUPTED, Confirmed, Interruption
 from trunkline_agent.outbox.outbox import PendingEvent
-from trunkline_agent.wire.content_id import content_id
-from trunkline_agent.wire.ids import JOB, stream_key
+from trunkline_agent.wire.ids import JOB, content_id, stream_key
 from trunkline_agent.wire.receipt import LogPosition, Receipt
 from trunkline_agent.wire.verdicts import REJECTED, TOO_LARGE
 

@@ -22,7 +22,7 @@ import httpx2
 from mcp.shared.jsonrpc_dispatcher import cancelled_request_id_from_params
 from mcp.types import RequestId
 
-from trunkline_agent.environment import CA_VARIABLE
+from trunkline_agent.credentials import CA_VARIABLE
 from trunkline_agent.errors import Refused, UsageError
 from trunkline_agent.mcp.private_keys import KeyFileError
 from trunkline_agent.mcp.signed_auth import SignedAuth

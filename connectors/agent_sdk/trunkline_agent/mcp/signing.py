@@ -1,7 +1,8 @@
 """Signatures of agents' requests: RSASSA-PKCS1-v1_5 with SHA-256 over timestamp and body (AM-02, RFC 8017).
 
 Test vectors are in docs/how-to/sign_agent_requests.md. Keys, signatures and timestamps come from clients, so
-`verify` returns `False` for invalid ones and never raises.
+`verify` returns `False` for invalid ones and never raises. Public keys in PEM are SubjectPublicKeyInfo, private
+ones PKCS#8 without a password.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import Final
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes, PublicKeyTypes
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from trunkline_agent.mcp.pem import private_key_pem, public_key_pem
 from trunkline_agent.wire.public_keys import key_id_of
 from trunkline_agent.wire.signing import base64_bytes
 
@@ -30,6 +32,16 @@ _PEM_LIMIT: Final = 16384
 _SIGNATURE_LIMIT: Final = 4 * -(-KEY_BITS[1] // 8 // 3) + 4
 # Some clients send a fraction. `\d` would also match digits that are not ASCII.
 _TIMESTAMP: Final = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?")
+
+
+def public_key_pem(key: PublicKeyTypes) -> str:
+    """Return a public key as PEM text (SubjectPublicKeyInfo)."""
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode("ascii")
+
+
+def private_key_pem(key: PrivateKeyTypes) -> str:
+    """Return a private key as PEM text (PKCS#8) that is not encrypted, so the text is a secret."""
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode("ascii")
 
 
 def new_key_pair() -> tuple[bytes, str]:

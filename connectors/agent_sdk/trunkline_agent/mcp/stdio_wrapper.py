@@ -40,7 +40,7 @@ from mcp.types import (
     RequestId,
 )
 
-from trunkline_agent.environment import AGENT_ID_VARIABLE, AGENT_KEY_VARIABLE, MCP_URL_VARIABLE
+from trunkline_agent.credentials import AGENT_ID_VARIABLE, AGENT_KEY_VARIABLE, MCP_URL_VARIABLE
 from trunkline_agent.errors import TrunklineError, UsageError
 from trunkline_agent.mcp.http_client import UNREACHABLE, ReopeningClient, endpoint
 from trunkline_agent.mcp.private_keys import AgentKey, KeySource

@@ -28,7 +28,7 @@ from trunkline_agent.mqtt.mqtt_connection import (
 )
 from trunkline_agent.outbox.delivery import Confirmed, Interruption
 from trunkline_agent.outbox.outbox import PendingEvent
-from trunkline_agent.wire.content_id import content_id
+from trunkline_agent.wire.ids import content_id
 from trunkline_agent.wire.receipt import Receipt, read_receipt
 from trunkline_agent.wire.topics import events_topic, receipts_topic
 

@@ -46,8 +46,7 @@ from trunkline_agent.mqtt.mqtt_client import PUBLISH_AGAIN_S, PUBLISH_REFUSED, r
 from trunkline_agent.mqtt.mqtt_connection import BrokerRefused, MqttConnection, Subscription, backoff_s
 from trunkline_agent.outbox.outbox import AgentOutbox, OutboxMessage, content_fault
 from trunkline_agent.wire.agent_message import message_fault, mqtt_user, sign_said
-from trunkline_agent.wire.content_id import content_id
-from trunkline_agent.wire.ids import is_name
+from trunkline_agent.wire.ids import content_id, is_name
 from trunkline_agent.wire.message_fields import unknown_field
 from trunkline_agent.wire.mqtt_password import mqtt_client_id
 from trunkline_agent.wire.receipt import AgentReceipt

@@ -1,7 +1,11 @@
-"""The forms of ids, names and stream keys (rule CM-01), safe in MQTT topics, file names and Kafka keys."""
+"""The forms of ids, names and stream keys (rule CM-01), safe in MQTT topics, file names and Kafka keys.
+
+An id derived from content recognizes a repeated message, and matches a receipt with its message.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 from functools import lru_cache
@@ -92,3 +96,16 @@ def _is_stream_name(kind: str, name: str) -> bool:
         realm, slash, agent = name.partition("/")
         return bool(slash) and is_name(realm) and is_name(agent)
     return is_name(name)
+
+
+def content_id(*parts: bytes) -> str:
+    """Return an id derived from content: the SHA-256 of all parts in hex. Equal parts give the same id.
+
+    Each part is preceded by its length as eight bytes, so that the same bytes divided otherwise give another
+    id.
+    """
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big"))
+        digest.update(part)
+    return digest.hexdigest()

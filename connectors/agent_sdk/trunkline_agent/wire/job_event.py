@@ -1,17 +1,18 @@
 """The form of a job event (JE-02): its constants, and the check that publishers and the fold share.
 
 The check takes about a microsecond. The pydantic model `JobEvent` of the product decides the same; a property
-test compares the two.
+test compares the two. Other kinds of records share the checks of single fields.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from trunkline_agent.wire.field_checks import has_control_characters, is_utc_timestamp
 from trunkline_agent.wire.ids import is_job_id
+from trunkline_agent.wire.moments import is_utc_timestamp
 from trunkline_agent.wire.strict_json import INT_MAX
 
+SCHEMA_VERSION: Final = 1
 DETAIL_LIMIT: Final = 500
 STARTED: Final = "started"
 PROGRESS: Final = "progress"
@@ -21,6 +22,11 @@ ERROR: Final = "error"
 EVENTS: Final = (STARTED, PROGRESS, PERMISSION_REQUIRED, COMPLETED, ERROR)
 TERMINAL_EVENTS: Final = (COMPLETED, ERROR)
 _EVENT_SET: Final = frozenset(EVENTS)
+
+
+def has_control_characters(text: str) -> bool:
+    """Return whether `text` contains a C0 or C1 control character or DEL. Newline and tab count, too."""
+    return not text.isprintable() and any(c < " " or "\x7f" <= c <= "\x9f" for c in text)
 
 
 def event_fault(event: dict[str, Any]) -> str | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Final
 
 _EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001  all times here are UTC
 _SECOND_US: Final = 1_000_000
+_TIMESTAMP: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?Z", re.ASCII).fullmatch
 
 
 @lru_cache(256)
@@ -30,11 +32,26 @@ def iso_moment(moment_us: int) -> str:
     return f"{iso_second(seconds)}.{fraction}Z"
 
 
+def is_utc_timestamp(text: str) -> bool:
+    """Return whether `text` is an existing date and time in UTC such as `2026-11-21T10:00:00Z` (ISO 8601).
+
+    A fraction of a second with 1 to 9 digits is allowed. The `Z` is required.
+    """
+    if _TIMESTAMP(text) is None:
+        return False
+    try:
+        # The form is right. This line rejects days that do not exist, such as February 30.
+        datetime.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
+
+
 def moment_of(text: str) -> int:
     """Return a time in microseconds since 1970 UTC, rounded up: the first of them at which it has come.
 
     `text` is ISO 8601 in UTC with seconds and `Z`, such as `2026-11-21T10:00:00Z`, checked by
-    `trunkline_agent.wire.field_checks.is_utc_timestamp`.
+    `is_utc_timestamp`.
     """
     whole = datetime.fromisoformat(text[:19]) - _EPOCH
     # A time has up to nine fractional digits, which are nanoseconds.

@@ -22,7 +22,7 @@ from tests.connectors.doors.http_api.hub_access import JOBS, register
 from tests.connectors.folded_log import FoldedLog
 from tests.schemas.job_records import signed
 from trunkline_agent.mcp.signing import public_pem
-from trunkline_agent.wire.content_id import content_id
+from trunkline_agent.wire.ids import content_id
 
 # Any key will do: nothing is signed here, and the fold looks at the form alone.
 _PUBLIC_KEY = public_pem(rsa.generate_private_key(public_exponent=65537, key_size=2048))

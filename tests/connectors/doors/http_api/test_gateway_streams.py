@@ -24,7 +24,7 @@ from tests.connectors.doors.http_api.hub_access import JOBS, SESSIONS, add_princ
 from tests.connectors.doors.http_api.hub_access import server_events as events_of
 from tests.schemas.job_records import signed
 from trunkline_agent.mcp.signing import new_key_pair
-from trunkline_agent.wire.content_id import content_id
+from trunkline_agent.wire.ids import content_id
 
 EVENTS = "/api/hub/events"
 

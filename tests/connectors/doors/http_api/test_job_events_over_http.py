@@ -26,7 +26,7 @@ from tests.raw_records import read_to_end
 from tests.schemas.job_records import NOTATIONS, signed, written
 from trunkline_agent.credentials import HubAccess
 from trunkline_agent.jobs.job import Job as Publisher
-from trunkline_agent.wire.content_id import content_id
+from trunkline_agent.wire.ids import content_id
 
 JSON = {"Content-Type": "application/json"}
 VERDICT = "Trunkline-Verdict"

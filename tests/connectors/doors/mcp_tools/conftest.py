@@ -20,8 +20,7 @@ from tests.connectors.doors.http_api.hub_access import GatewayProcess, starting
 from tests.connectors.doors.mcp_tools.signed_calls import SignedCaller
 from tests.own_settings import make_topic
 from trunkline_agent.mcp import agent_client
-from trunkline_agent.mcp.pem import private_key_pem
-from trunkline_agent.mcp.signing import KEY_BITS, new_key_pair, public_pem
+from trunkline_agent.mcp.signing import KEY_BITS, new_key_pair, private_key_pem, public_pem
 
 PARTICIPANTS = "/api/hub/participants"
 # A host name of the shared gateway, besides those that each gateway has.

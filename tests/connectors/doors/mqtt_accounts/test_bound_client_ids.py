@@ -26,8 +26,8 @@ from tests.broker_processes import wait_until, with_mqtt
 from tests.connectors.programs.local_stack.conftest import settings_in
 from tests.mqtt_wire import publish_all
 from trunkline_agent.broker import Broker, clear_password, job_broker
+from trunkline_agent.mqtt.mqtt_client import LoginAnswer, try_login
 from trunkline_agent.mqtt.mqtt_connection import MqttConnection
-from trunkline_agent.mqtt.mqtt_login import LoginAnswer, try_login
 from trunkline_agent.wire.mqtt_password import mqtt_password
 
 pytestmark = [pytest.mark.requirement("JE-31"), pytest.mark.mosquitto]

@@ -45,7 +45,7 @@ from trunkline_agent.broker import Broker, BrokerAccess, clear_password, job_bro
 from trunkline_agent.errors import BackboneUnreachable, UsageError
 from trunkline_agent.mqtt import mqtt_tls
 from trunkline_agent.mqtt.event_delivery import DeliveryConnection
-from trunkline_agent.mqtt.mqtt_login import LoginAnswer, try_login
+from trunkline_agent.mqtt.mqtt_client import LoginAnswer, try_login
 from trunkline_agent.wire.agent_message import mqtt_user
 from trunkline_agent.wire.mqtt_password import mqtt_password
 

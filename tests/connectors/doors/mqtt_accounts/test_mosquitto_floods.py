@@ -21,7 +21,7 @@ from tests.connection_flood import Flood, assert_slows_nobody, flooding
 from tests.connectors.programs.local_stack.conftest import settings_in
 from tests.mqtt_wire import listening, publish_all
 from trunkline_agent.broker import private_socket
-from trunkline_agent.mqtt.mqtt_login import LoginAnswer, try_login
+from trunkline_agent.mqtt.mqtt_client import LoginAnswer, try_login
 
 pytestmark = [pytest.mark.requirement("SE-14"), pytest.mark.mosquitto]
 

@@ -31,7 +31,7 @@ from tests.mqtt_wire import listening, publish_all
 from trunkline_agent.broker import job_broker
 from trunkline_agent.errors import Refused
 from trunkline_agent.jobs.job import Job
-from trunkline_agent.mqtt.mqtt_login import LoginAnswer, try_login
+from trunkline_agent.mqtt.mqtt_client import LoginAnswer, try_login
 from trunkline_agent.wire.mqtt_password import job_user, mqtt_password
 
 pytestmark = pytest.mark.mosquitto

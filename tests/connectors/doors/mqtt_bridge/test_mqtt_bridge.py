@@ -18,7 +18,7 @@ from connectors.programs.local_stack import free_port
 from schemas.log_access.kafka_clients import client_options
 from tests.broker_processes import wait_until, with_kafka, with_mqtt
 from tests.mqtt_wire import listening, publish_all
-from trunkline_agent.wire.content_id import content_id
+from trunkline_agent.wire.ids import content_id
 
 JOB = "0a1b2c3d"
 EVENTS = f"{JOB}/events"

@@ -10,7 +10,7 @@ import pytest
 
 from connectors.plumbing.network.sockets import ClaimedSocket
 from trunkline_agent.errors import TrunklineError
-from trunkline_agent.unix_address import address_of
+from trunkline_agent.sockets import address_of
 
 pytestmark = pytest.mark.requirement("XP-11")
 

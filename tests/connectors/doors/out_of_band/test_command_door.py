@@ -20,7 +20,7 @@ from connectors.doors.out_of_band.signed_commands import (
 from tests.broker_processes import wait_until
 from tests.connectors.doors.out_of_band.conftest import CommandStack
 from tests.connectors.doors.out_of_band.sample_handlers import MODULE, NAMESPACE
-from trunkline_agent.mcp.pem import public_key_pem
+from trunkline_agent.mcp.signing import public_key_pem
 
 ENVELOPE = "urn:trunkline:envelope:1"
 pytestmark = pytest.mark.requirement("XP-11")

@@ -25,7 +25,7 @@ from connectors.doors.out_of_band.signed_commands import (
 )
 from schemas.settings.settings import PROJECT_ROOT, Settings, SettingsError, XmlPumpSettings
 from trunkline_agent.errors import UsageError
-from trunkline_agent.mcp.pem import public_key_pem
+from trunkline_agent.mcp.signing import public_key_pem
 from trunkline_agent.mcp.signing import public_pem as rsa_pem
 
 pytestmark = pytest.mark.requirement("XP-11")

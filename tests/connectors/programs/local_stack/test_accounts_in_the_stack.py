@@ -24,9 +24,8 @@ from tests.registered_jobs import register_job
 from trunkline_agent.broker import job_broker
 from trunkline_agent.errors import EventRejected
 from trunkline_agent.jobs.job import Job
-from trunkline_agent.mqtt.mqtt_client import NOT_AUTHORIZED
+from trunkline_agent.mqtt.mqtt_client import NOT_AUTHORIZED, LoginAnswer, try_login, wait_for_login
 from trunkline_agent.mqtt.mqtt_connection import MqttConnection
-from trunkline_agent.mqtt.mqtt_login import LoginAnswer, try_login, wait_for_login
 from trunkline_agent.wire.mqtt_password import mqtt_password
 
 pytestmark = pytest.mark.stack

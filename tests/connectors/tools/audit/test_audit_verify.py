@@ -31,7 +31,7 @@ from schemas.settings.settings import settings_environment
 from schemas.tables.arrow_tables import LEDGER_ARROW, ledger_batch
 from tests.audited_ledger import AuditedLedger, ledger_row_at, three_commits
 from trunkline_agent.errors import NotFound, UsageError
-from trunkline_agent.mcp.pem import public_key_pem
+from trunkline_agent.mcp.signing import public_key_pem
 
 pytestmark = pytest.mark.long
 

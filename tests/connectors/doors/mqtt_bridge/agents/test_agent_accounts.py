@@ -30,8 +30,8 @@ from tests.mailbox_credentials import mailbox_credentials
 from tests.mqtt_wire import listening, publish_all
 from trunkline_agent.errors import Refused
 from trunkline_agent.mqtt.mqtt_agent import MqttAgent
+from trunkline_agent.mqtt.mqtt_client import LoginAnswer, try_login
 from trunkline_agent.mqtt.mqtt_connection import MqttConnection, Subscription
-from trunkline_agent.mqtt.mqtt_login import LoginAnswer, try_login
 from trunkline_agent.wire.agent_message import mqtt_user, sign_said
 from trunkline_agent.wire.mqtt_password import mqtt_password
 from trunkline_agent.wire.signing import new_secret

@@ -1,4 +1,8 @@
-"""A TCP connection to the first address of a host that answers (RFC 8305)."""
+"""Sockets of a client: a TCP connection to a host with several addresses, and the address of a Unix socket.
+
+RFC 8305 says how the addresses of a host are tried. The address of a Unix socket in the file system has at most
+107 bytes (unix(7)); a longer path is addressed relative to its folder.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,15 @@ import os
 import select
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from errno import EINPROGRESS
+from pathlib import Path
 from typing import Any, Final
 
 ATTEMPT_DELAY_S: Final = 0.25
 """After this time without an answer the next address is tried, beside those before it (RFC 8305, section 5)."""
+_ADDRESS_BYTES: Final = 107
 
 
 def connected(host: str, port: int, until: float) -> socket.socket:
@@ -69,3 +77,23 @@ def _begun(family: int, kind: int, protocol: int, _: str, address: Any) -> socke
         begun.close()
         raise OSError(code, os.strerror(code))
     return begun
+
+
+@contextmanager
+def address_of(path: Path) -> Iterator[str]:
+    """Yield the address that `bind` or `connect` needs for the path of a Unix socket, in a `with` block.
+
+    An address has at most 107 bytes. For a longer path it names the open folder, so it is only valid in the
+    block.
+
+    Raises:
+        OSError: The path is too long, and its folder does not exist.
+    """
+    if len(os.fsencode(path)) <= _ADDRESS_BYTES:
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
