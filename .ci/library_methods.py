@@ -103,7 +103,7 @@ def python_calls() -> str:
         f"# {MARK}",
         '"""The methods of an agent that are one request to the hub each."""',
         "from __future__ import annotations",
-        "from trunkline_agent.hub.agent_calls import AgentCalls",
+        "from trunkline_agent.hub.agent_plans import AgentCalls",
         "from trunkline_agent.hub import agent_plans",
         "from trunkline_agent.hub.async_client import AsyncHubClient",
         "from trunkline_agent.hub.hub_requests import path_of, post_json",

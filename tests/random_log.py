@@ -44,7 +44,7 @@ from tests.random_records import (
 from tests.raw_records import Raw, any_name, raw, with_mac
 from tests.schemas.hub_records import public_key
 from tests.schemas.job_records import signed
-from trunkline_agent.wire.public_keys import key_id_of
+from trunkline_agent.wire.signing import key_id_of
 from trunkline_agent.wire.strict_json import canonical
 
 WORKERS = [f"worker-{n}" for n in range(12)]

@@ -23,7 +23,7 @@ import orjson
 from tests.benchmarks.bench_report import teller
 from trunkline_agent import Job
 from trunkline_agent.broker import BrokerAccess
-from trunkline_agent.jobs.event_body import event_body, signed_event
+from trunkline_agent.jobs.job import event_body, signed_event
 from trunkline_agent.mqtt.mqtt_client import connect_properties, cut_connection, dial, new_client
 from trunkline_agent.mqtt.mqtt_connection import MqttConnection
 from trunkline_agent.wire.job_event import PROGRESS

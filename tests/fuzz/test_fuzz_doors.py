@@ -23,12 +23,12 @@ from tests.fuzz.fuzzing import awaited, fuzzed, mutated, mutated_json, mutated_t
 from tests.schemas.job_records import signed
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.mqtt.inbox_receiver import InboxMessage, read_inbox
+from trunkline_agent.mqtt.mqtt_client import well_formed_traceparent
 from trunkline_agent.wire.ids import parse_stream_key
 from trunkline_agent.wire.receipt import AgentReceipt, Receipt, read_receipt
 from trunkline_agent.wire.receipt import LogPosition as Position
 from trunkline_agent.wire.strict_json import MalformedJsonError, decode
 from trunkline_agent.wire.topics import inbox_topic
-from trunkline_agent.wire.traceparent import well_formed_traceparent
 
 MQTT = MqttSettings()
 EVENT = signed(3)

@@ -41,7 +41,7 @@ from schemas.streams.mailboxes.message import verified_message
 from tests.connectors.doors.mcp_tools.folded_hub import FoldedHub
 from tests.fuzz.fuzzing import awaited, changed_documents, fuzzed, mutated, mutated_json, mutated_text
 from trunkline_agent.mcp import signing as agent_signing
-from trunkline_agent.wire.public_keys import key_id_of
+from trunkline_agent.wire.signing import key_id_of
 
 PRIVATE, PUBLIC = agent_signing.new_key_pair()
 KEY = agent_signing.load_private_key(PRIVATE)

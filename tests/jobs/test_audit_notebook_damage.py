@@ -36,7 +36,7 @@ from tests.jobs.topic_load import event, raw_event, registration
 from tests.notebook_run import run_here
 from tests.schemas.hub_records import public_key
 from tests.schemas.stream_records import as_read
-from trunkline_agent.wire.public_keys import key_id_of
+from trunkline_agent.wire.signing import key_id_of
 
 JOB, OTHER_JOB = "ab12cd34", "ffffffff"
 OLD, NEW, BOBS, FORGED = (public_key(seed) for seed in ("old", "new", "bob's", "forged"))

@@ -12,7 +12,7 @@ from schemas.keys.sealing import mqtt_agent_secret_purpose, webhook_secret_purpo
 from schemas.streams.fold import settle
 from tests.schemas.job_records import KEYRING, START_US, document_record
 from trunkline_agent.wire.agent_message import confirmation, sign_said
-from trunkline_agent.wire.public_keys import key_id_of
+from trunkline_agent.wire.signing import key_id_of
 
 TASK_KEY: Final = b"task/t1"
 AGENT_KEY: Final = b"agent/coder"

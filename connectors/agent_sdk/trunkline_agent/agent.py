@@ -13,7 +13,7 @@ from typing import Any, Self, Unpack
 from trunkline_agent.credentials import Credentials
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.hub import agent_plans, message_plans
-from trunkline_agent.hub.agent_calls import (
+from trunkline_agent.hub.agent_plans import (
     LEASE_S,
     LOG,
     LONGEST_S,

@@ -15,7 +15,7 @@ from trunkline_agent.async_operations import AsyncOperations
 from trunkline_agent.credentials import Credentials
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.hub import agent_plans, message_plans
-from trunkline_agent.hub.agent_calls import (
+from trunkline_agent.hub.agent_plans import (
     LEASE_S,
     LOG,
     LONGEST_S,

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from trunkline_agent.hub import agent_plans
-from trunkline_agent.hub.agent_calls import AgentCalls
+from trunkline_agent.hub.agent_plans import AgentCalls
 from trunkline_agent.hub.async_client import AsyncHubClient
 from trunkline_agent.hub.hub_requests import path_of, post_json
 from trunkline_agent.hub.operation_values import AgentInfo, Schedule

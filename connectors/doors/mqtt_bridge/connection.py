@@ -38,11 +38,10 @@ from schemas.settings.settings import Settings
 from trunkline_agent.broker import broker_name
 from trunkline_agent.errors import BackboneUnreachable
 from trunkline_agent.mqtt.ack_window import AckWindow, PendingAck
-from trunkline_agent.mqtt.mqtt_client import topic_bytes_of, topic_of
+from trunkline_agent.mqtt.mqtt_client import topic_bytes_of, topic_of, well_formed_traceparent
 from trunkline_agent.mqtt.mqtt_connection import NO_SUBSCRIBER, RETAINED_ONCE, MqttConnection, Subscription
 from trunkline_agent.wire.receipt import LogPosition
 from trunkline_agent.wire.topics import events_filter, outboxes_filter
-from trunkline_agent.wire.traceparent import well_formed_traceparent
 from trunkline_agent.wire.verdicts import REJECTED
 
 log = structlog.stdlib.get_logger(__name__)

@@ -37,8 +37,7 @@ from trunkline_agent.mcp.signing import private_key_pem, public_key_pem
 from trunkline_agent.private_files import make_first, read_private
 from trunkline_agent.terminal_text import escaped
 from trunkline_agent.wire.ids import is_name
-from trunkline_agent.wire.public_keys import key_id_of
-from trunkline_agent.wire.signing import base64_bytes
+from trunkline_agent.wire.signing import base64_bytes, key_id_of
 from trunkline_agent.wire.verdicts import MALFORMED
 
 NAMESPACE: Final = "urn:trunkline:commands:1"

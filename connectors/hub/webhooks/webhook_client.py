@@ -28,7 +28,7 @@ import httpcore2
 from connectors.hub.webhooks.addresses import AddressRefusedError, AddressRule, CheckedBackend
 from schemas.settings.settings import PROJECT_ROOT, WebhookSettings
 from schemas.streams.webhook.webhooks import UrlParts, url_parts
-from trunkline_agent.wire.retry_after import retry_after_s
+from trunkline_agent.hub.answer_errors import retry_after_s
 
 PREFIX: Final = "whsec_"
 SECRET_BYTES: Final = 32

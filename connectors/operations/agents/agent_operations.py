@@ -57,7 +57,7 @@ from schemas.streams.task.task_registry import TaskCancellation
 from schemas.wire.wire_body import TASK_TEXT_LIMIT
 from trunkline_agent.mcp.signing import checked_public_key
 from trunkline_agent.wire.moments import iso_moment
-from trunkline_agent.wire.public_keys import key_id_of
+from trunkline_agent.wire.signing import key_id_of
 from trunkline_agent.wire.verdicts import DUPLICATE, ILLEGAL_TRANSITION
 
 AGENTS: Final = Family("/api/hub/agents")

@@ -39,6 +39,7 @@ from schemas.wire.record import OutgoingRecord, Record, oversized
 from schemas.wire.wire_body import OVERLAP_LIMIT_MS
 from trunkline_agent.broker import broker_name
 from trunkline_agent.errors import BackboneUnreachable, Refused
+from trunkline_agent.mqtt.mqtt_client import well_formed_traceparent
 from trunkline_agent.mqtt.mqtt_connection import (
     FINAL_REASONS,
     RETAINED_ONCE,
@@ -48,7 +49,6 @@ from trunkline_agent.mqtt.mqtt_connection import (
     backoff_s,
 )
 from trunkline_agent.wire.strict_json import decode
-from trunkline_agent.wire.traceparent import well_formed_traceparent
 from trunkline_agent.wire.verdicts import ACCEPTED, BAD_SIGNATURE
 
 SESSION_EXPIRY_S: Final = 600

@@ -48,7 +48,7 @@ from schemas.streams.agents.mqtt_agents import (
 )
 from schemas.streams.principal.principals import ACTIVE
 from trunkline_agent.wire.ids import AGENT
-from trunkline_agent.wire.public_keys import key_id_of
+from trunkline_agent.wire.signing import key_id_of
 from trunkline_agent.wire.verdicts import ACCEPTED, AFTER_TERMINAL, ILLEGAL_TRANSITION, UNKNOWN_STREAM
 
 _PARTICIPANT_VERSION: Final = 1

@@ -23,7 +23,7 @@ from schemas.wire.wire_body import (
     WireBody,
     models_of,
 )
-from trunkline_agent.wire.public_keys import public_key_der
+from trunkline_agent.wire.signing import public_key_der
 
 AGENT_DEFINED: Final = "agent.defined"
 AGENT_REMOVED: Final = "agent.removed"

@@ -19,7 +19,7 @@ from tests.connectors.doors.http_api.hub_stack import HubStack
 from tests.forked_programs import forked_command
 from tests.programs import start_program
 from trunkline_agent.agent import Agent
-from trunkline_agent.command import job_loop, mailbox_loop
+from trunkline_agent.command import run_command
 from trunkline_agent.command.child_program import Limits
 from trunkline_agent.command.main import main
 from trunkline_agent.command.stop_signals import StopSignals
@@ -325,10 +325,10 @@ class HubThatWasAway:
 def test_the_loop_outlives_a_hub_that_is_away_and_says_so_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(mailbox_loop, "_AWAY_S", 0.0)
+    monkeypatch.setattr(run_command, "_AWAY_S", 0.0)
     agent = HubThatWasAway()
     with StopSignals() as stop:
-        assert mailbox_loop._next(agent, 0.0, None, stop) is None  # type: ignore[arg-type]
+        assert run_command._next(agent, 0.0, None, stop) is None  # type: ignore[arg-type]
     assert (agent.answers, capsys.readouterr().err.count("away")) == ([], 1)
 
 
@@ -347,7 +347,7 @@ class JobWhoseHubWasAway:
 @pytest.mark.requirement("AG-90")
 def test_a_hub_that_is_away_ends_no_program_of_a_job(capsys: pytest.CaptureFixture[str]) -> None:
     job = JobWhoseHubWasAway()
-    lines = job_loop._Lines(job)  # type: ignore[arg-type]
+    lines = run_command._Lines(job)  # type: ignore[arg-type]
     for piece in (b"o", b"ne\ntwo\n", b"three\n", b"x" * 20_000, b"end"):
         lines.take(piece)
     lines.end()
@@ -369,7 +369,7 @@ def test_a_run_for_a_message_has_an_hour_unless_another_time_is_given(
         seen.append(limits)
         return 0
 
-    monkeypatch.setattr(mailbox_loop, "run_for_messages", run_for_messages)
+    monkeypatch.setattr(run_command, "run_for_messages", run_for_messages)
     assert main(["run", *given, "--", "true"]) == 0
     assert [one.time_s for one in seen] == [time_s]
-    assert mailbox_loop._longest_s(seen[0]) == longest_s
+    assert run_command._longest_s(seen[0]) == longest_s

@@ -16,12 +16,11 @@ import pytest
 
 from schemas.settings.settings import PROJECT_ROOT
 from trunkline_agent import errors
-from trunkline_agent.hub.answer_errors import error_of, rejection_of
+from trunkline_agent.hub.answer_errors import error_of, rejection_of, retry_after_s
 from trunkline_agent.hub.hub_requests import Handling
 from trunkline_agent.private_files import is_private
 from trunkline_agent.wire.ids import content_id
 from trunkline_agent.wire.mqtt_password import job_user, mqtt_password
-from trunkline_agent.wire.retry_after import retry_after_s
 from trunkline_agent.wire.strict_json import canonical
 
 pytestmark = pytest.mark.requirement("AG-61")

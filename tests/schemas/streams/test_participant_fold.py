@@ -32,7 +32,7 @@ from tests.schemas.hub_records import (
     public_key,
 )
 from tests.schemas.job_records import START_US, said
-from trunkline_agent.wire.public_keys import key_id_of
+from trunkline_agent.wire.signing import key_id_of
 
 pytestmark = pytest.mark.requirement("AM-03")
 

@@ -17,7 +17,7 @@ from trunkline_agent.command.command_options import (
 )
 from trunkline_agent.command.stop_signals import StopSignals
 from trunkline_agent.errors import NotFound, UsageError
-from trunkline_agent.hub.agent_calls import PATIENCE_S
+from trunkline_agent.hub.agent_plans import PATIENCE_S
 from trunkline_agent.hub.held_messages import Held
 from trunkline_agent.hub.hub_requests import send_key
 from trunkline_agent.hub.message_plans import ask, envelope

@@ -1,17 +1,50 @@
-"""`trunkline-agent run`: a loop around any program, over the agent's mailbox or for one job."""
+"""`trunkline-agent run`: a loop around any program, over the agent's mailbox or for one job.
+
+Over the mailbox it **delivers** each message to a program at least once: the message comes again when it was
+given back, or when this process died. It **acknowledges when** the program ended with exit code 0 and its reply
+is stored. It **loses** no message.
+
+For a job it **delivers** each line of the program's output at least once, in order, as the job's outbox does.
+It **acknowledges when** the receipt of an event confirms it; until then the program waits at its next lines. It
+**loses** the lines that are not events: empty ones, and those that look like a secret, of which a note is
+published.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
+import sys
+import time
 from typing import Any, Final
 
-from trunkline_agent.command.child_program import Limits
-from trunkline_agent.command.command_options import add_command, at_least
-from trunkline_agent.errors import UsageError
-from trunkline_agent.hub.agent_calls import LONGEST_S
+from trunkline_agent.agent import Agent
+from trunkline_agent.command.child_program import ChildProgram, Ended, Limits, environment_with
+from trunkline_agent.command.command_options import add_command, at_least, credentials_of, print_json
+from trunkline_agent.command.message_commands import as_json, body_of
+from trunkline_agent.command.publish_command import add_job_options, job_of
+from trunkline_agent.command.stop_signals import StopSignals
+from trunkline_agent.errors import (
+    BackboneUnreachable,
+    LeaseLost,
+    MessageRejected,
+    NotFound,
+    RateLimited,
+    UsageError,
+)
+from trunkline_agent.hub.agent_plans import LONGEST_S
+from trunkline_agent.jobs.job import Job
+from trunkline_agent.message import Message
+from trunkline_agent.terminal_text import escaped
 from trunkline_agent.wire.durations import duration_s
 
+# The longest text of an event.
+_TEXT_MOST: Final = 500
+_LINE_MOST: Final = 16 * 1024
+_EXIT_CODE: Final = "exit_code"
+_AWAY_S: Final = 1.0
+_MARGIN_S: Final = 60.0
 _HELP: Final = """\
 Run a program for each message in the mailbox, or once for a job. No shell reads COMMAND.
 
@@ -41,10 +74,171 @@ The program's environment has no token and no secret, unless --pass-credentials 
 """
 
 
+class _Lines:
+    """The output of a program, cut into lines; each becomes an event of the job."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._rest = b""
+        self._is_away = False
+
+    def take(self, piece: bytes) -> None:
+        """Publish the lines that a piece completes."""
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        for line in lines:
+            self._publish(line)
+        if len(self._rest) > _LINE_MOST:
+            self.end()
+
+    def end(self) -> None:
+        """Publish the last line, which has no line break."""
+        line, self._rest = self._rest, b""
+        if line:
+            self._publish(line)
+
+    def _publish(self, line: bytes) -> None:
+        text = line[:_LINE_MOST].decode("utf-8", "replace").rstrip("\r")
+        print(text, flush=True)
+        shown = "".join(c if c.isprintable() else " " for c in text).strip()
+        if not shown:
+            return
+        try:
+            self._progress(shown[:_TEXT_MOST])
+        except UsageError as error:
+            # Such as a text that looks like a password. The reason is shown, and not the text.
+            print(f"trunkline-agent: a line was not published: {error}", file=sys.stderr, flush=True)
+            self._progress("(a line was not published: it is not allowed in an event)")
+
+    def _progress(self, text: str) -> None:
+        try:
+            self._job.progress(text)
+            self._is_away = False
+        except (BackboneUnreachable, RateLimited) as error:
+            # The event is in the outbox, and the next one sends it first. The program need not end for it.
+            if not self._is_away:
+                print(f"trunkline-agent: {error}; events wait on the disk", file=sys.stderr, flush=True)
+            self._is_away = True
+
+
+def _run_for_job(given: argparse.Namespace, limits: Limits) -> int:
+    """Run the command for a job from `started` to `completed` or `error`, and return its exit code.
+
+    A program that a signal ended gives 1. Raises Stopped after a signal to us, when the program has ended and
+    `error` is published, and the errors of the job's events.
+    """
+    job = job_of(given)
+    environment = environment_with({"TRUNKLINE_JOB_ID": job.job_id}, has_secrets=given.pass_credentials)
+    with StopSignals() as stop:
+        job.started(f"runs {given.command[0]}"[:_TEXT_MOST])
+        lines = _Lines(job)
+        try:
+            program = ChildProgram(given.command, None, limits, environment, lines.take)
+        except UsageError as error:
+            job.error(str(error)[:_TEXT_MOST])
+            raise
+        ended = program.run(stop)
+        lines.end()
+        if ended.is_good:
+            job.completed(data={_EXIT_CODE: 0})
+        else:
+            job.error(ended.fault[:_TEXT_MOST], {_EXIT_CODE: ended.exit_code})
+        stop.check()
+    return ended.exit_code if ended.exit_code > 0 else int(not ended.is_good)
+
+
+def run_for_messages(given: argparse.Namespace, limits: Limits) -> int:
+    """Run the command for each message until `--count`, `--wait` or a signal ends the loop.
+
+    While the hub does not answer, it goes on asking. Returns the exit code. Raises Stopped after a signal, when
+    the program has ended and its message is given back, and the errors of the mailbox.
+    """
+    done = 0
+    with StopSignals() as stop, Agent(None, credentials_of(given)) as agent:
+        while given.count is None or done < given.count:
+            message = _next(agent, given.wait, _longest_s(limits), stop)
+            if message is None:
+                break
+            _handle(message, given, limits, stop)
+            done += 1
+            stop.check()
+    return 0
+
+
+def _longest_s(limits: Limits) -> float | None:
+    """Return how long the lease is extended: the program is ended by its own limit before."""
+    return None if limits.time_s is None else limits.time_s + limits.grace_s + _MARGIN_S
+
+
+def _next(agent: Agent, wait_s: float | None, longest_s: float | None, stop: StopSignals) -> Message | None:
+    """Wait for the next message, and return it. None: none came within `wait_s`. A signal ends the wait."""
+    is_away = False
+    with stop.waiting():
+        while True:
+            try:
+                return agent.receive(wait_s=wait_s, longest_s=longest_s)
+            except BackboneUnreachable as error:
+                if not is_away:
+                    _note(f"{error}; it is asked again and again")
+                is_away = True
+                time.sleep(_AWAY_S)
+
+
+def _handle(message: Message, given: argparse.Namespace, limits: Limits, stop: StopSignals) -> None:
+    """Run the program for one message, and acknowledge the message or give it back."""
+    fault = ""
+    try:
+        with message:
+            ended = _ended(message, given, limits, stop)
+            fault = ended.fault or _reply(message, given, ended.output)
+            if fault:
+                message.nack(fault)
+    except (LeaseLost, MessageRejected, NotFound) as error:
+        # Another consumer has it, or its sender cannot be answered. There are further messages.
+        fault = str(error)
+    if given.json:
+        shown = {"id": message.id, "from": message.sender, "type": message.type, "fault": fault or None}
+        print_json(shown)
+    elif fault:
+        _note(f"message {message.id} from {message.sender}: {fault}")
+
+
+def _note(text: str) -> None:
+    print(f"trunkline-agent: {escaped(text)}", file=sys.stderr, flush=True)
+
+
+def _ended(message: Message, given: argparse.Namespace, limits: Limits, stop: StopSignals) -> Ended:
+    """Run the program to its end."""
+    if given.input == "body":
+        stdin = body_of(message.payload)
+    else:
+        stdin = json.dumps(as_json(message), ensure_ascii=False) + "\n"
+    values = {
+        "TRUNKLINE_MESSAGE_ID": message.id,
+        "TRUNKLINE_MESSAGE_FROM": message.sender,
+        "TRUNKLINE_MESSAGE_TYPE": message.type,
+        "TRUNKLINE_MESSAGE_THREAD": message.thread,
+    }
+    environment = environment_with(values, has_secrets=given.pass_credentials)
+    # A lone surrogate, which JSON can carry, is no UTF-8.
+    data = stdin.encode("utf-8", "replace")
+    return ChildProgram(given.command, data, limits, environment).run(stop)
+
+
+def _reply(message: Message, given: argparse.Namespace, output: bytes) -> str:
+    """Send the program's output as the reply. Return what is wrong with it, or an empty text."""
+    if given.reply == "none" or not output.strip():
+        return ""
+    try:
+        text = output.decode("utf-8")
+        payload = json.loads(text) if given.reply == "json" else {"text": text.removesuffix("\n")}
+    except (ValueError, RecursionError):
+        return "its output is no JSON" if given.reply == "json" else "its output is no UTF-8"
+    message.reply(payload)
+    return ""
+
+
 def add_to(commands: Any) -> None:
     """Add the subcommand `run`."""
-    from trunkline_agent.command.publish_command import add_job_options
-
     found = add_command(
         commands, "run", _run, "run a program for each message, or for a job", _HELP, takes_command=True
     )
@@ -87,11 +281,7 @@ def _run(given: argparse.Namespace) -> int:
     # A run without a limit may hang for ever, which is for the caller to decide.
     limits = Limits(given.timeout or None, given.output_limit, given.grace)
     if given.job:
-        from trunkline_agent.command.job_loop import run_for_job
-
-        return run_for_job(given, limits)
+        return _run_for_job(given, limits)
     if given.job_id or given.secret_file or given.over or given.state_dir:
         raise UsageError("--job-id, --secret-file, --over and --state-dir belong to --job")
-    from trunkline_agent.command.mailbox_loop import run_for_messages
-
     return run_for_messages(given, limits)

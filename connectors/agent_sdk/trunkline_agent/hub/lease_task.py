@@ -7,7 +7,7 @@ import time
 
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.hub import message_plans
-from trunkline_agent.hub.agent_calls import LOG, give_up, overdue_by_lease, retries_of
+from trunkline_agent.hub.agent_plans import LOG, give_up, overdue_by_lease, retries_of
 from trunkline_agent.hub.async_client import AsyncHubClient
 from trunkline_agent.hub.held_messages import HeldMessages
 

@@ -1,7 +1,7 @@
 """Plans: generators that yield a `Request` or a `Pause`, and are sent an `Answer` or a `Lost` connection.
 
-A plan does no input or output and has no await, so the same plan serves the sync and the async client. Here is
-the plan `exchange`, which repeats a request; `trunkline_agent.hub.hub_requests` builds on it.
+A plan does no input or output and has no await, so the same plan serves the sync and the async client. Here are
+the plan `exchange`, which repeats a request, and its back-off; `trunkline_agent.hub.hub_requests` builds on it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from http import HTTPStatus
 from typing import Any, Final, TypeAlias, TypeVar
 from urllib.parse import urlencode
 
-from trunkline_agent.backoff import backoff_s
 from trunkline_agent.errors import BackboneUnreachable, RateLimited, TrunklineError
 from trunkline_agent.hub.answer_errors import error_of, retry_after_of
 
+_FIRST_S: Final = 0.2
+_MOST_S: Final = 3.0
+_DOUBLINGS_MOST: Final = 30
 _T = TypeVar("_T")
-
 # Answers that another attempt may change. The gateway answers 408 to a request that came too slowly.
 _AGAIN: Final = frozenset(
     {
@@ -31,6 +32,23 @@ _AGAIN: Final = frozenset(
         HTTPStatus.GATEWAY_TIMEOUT,
     }
 )
+
+
+def backoff_s(
+    failures: int,
+    first_s: float = _FIRST_S,
+    most_s: float = _MOST_S,
+    chance: Callable[[], float] = random.random,
+) -> float:
+    """Return how long to wait before another attempt: half to all of a time, so that callers spread.
+
+    Args:
+        failures: How many attempts have failed before the last one. The time doubles with each.
+        first_s: The time after the first failure, in seconds.
+        most_s: The longest time.
+        chance: Returns a random number of at least 0 and less than 1.
+    """
+    return min(first_s * 2.0 ** min(failures, _DOUBLINGS_MOST), most_s) * (0.5 + chance() / 2)
 
 
 @dataclass(slots=True)

@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from trunkline_agent.backoff import backoff_s
 from trunkline_agent.errors import BackboneUnreachable, RateLimited, TrunklineError, UsageError
 from trunkline_agent.hub.hub_requests import encoded, path_of, post_json, send_key
-from trunkline_agent.hub.plans import Plan, Request, Retries
+from trunkline_agent.hub.plans import Plan, Request, Retries, backoff_s
 from trunkline_agent.hub.server_events import ServerEvent
 from trunkline_agent.wire.ids import is_job_id
 from trunkline_agent.wire.receipt import LogPosition

@@ -4,7 +4,7 @@
         job.started("build begins")
         job.progress("3 of 10", {"done": 3})
 
-It numbers and signs events, and keeps them on disk until they are confirmed.
+It checks, numbers and signs events, and keeps them on disk until they are confirmed.
 
 **Delivers** each event at least once, in the order of seq, with the same bytes at every attempt. Only after a
 rotation of the secret an event gets a new signature; the backbone recognises it by its content.
@@ -17,18 +17,29 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from trunkline_agent.errors import EventRejected, TrunklineError, UsageError
 from trunkline_agent.jobs.deliveries import environment_doors, over_hub, over_mqtt
-from trunkline_agent.jobs.event_body import event_body, is_same_event, signed_anew, signed_event
 from trunkline_agent.outbox.delivery import Interruption
-from trunkline_agent.outbox.outbox import JobOutbox, PendingEvent
+from trunkline_agent.outbox.outbox import JobOutbox, PendingEvent, content_fault
 from trunkline_agent.wire.ids import is_job_id
-from trunkline_agent.wire.job_event import COMPLETED, ERROR, PERMISSION_REQUIRED, PROGRESS, STARTED
+from trunkline_agent.wire.job_event import (
+    COMPLETED,
+    ERROR,
+    PERMISSION_REQUIRED,
+    PROGRESS,
+    SCHEMA_VERSION,
+    STARTED,
+    event_fault,
+)
 from trunkline_agent.wire.receipt import Receipt
+from trunkline_agent.wire.signing import SIGNATURE_FIELD, Signer, sign_event, signed_bytes
+from trunkline_agent.wire.strict_json import canonical, decode
+from trunkline_agent.wire.unsafe_text import carries_token, unsafe_pattern
 from trunkline_agent.wire.verdicts import REJECTED
 
 if TYPE_CHECKING:
@@ -36,7 +47,6 @@ if TYPE_CHECKING:
     from trunkline_agent.credentials import Credentials, HubAccess, MqttAccess
 
 log = logging.getLogger(__name__)
-
 JOB_VARIABLE: Final = "TRUNKLINE_JOB_ID"
 SECRET_VARIABLE: Final = "TRUNKLINE_JOB_SECRET"  # noqa: S105  a variable's name
 STATE_VARIABLE: Final = "TRUNKLINE_STATE_DIR"
@@ -45,6 +55,74 @@ PAYLOAD_BYTES: Final = 1024 * 1024
 INTERRUPTED: Final = "interrupted"
 _SET_THEM: Final = "the program that gives out the job sets them"
 _LOCK_MARGIN_S: Final = 5.0
+
+
+def event_body(
+    job_id: str, event: str, detail: str, data: dict[str, Any] | None, secret: str
+) -> dict[str, Any]:
+    """Return the fields of a job event without its seq and its signature.
+
+    Args:
+        job_id: The job.
+        event: The type of the event, such as `started`.
+        detail: A text about the event for people.
+        data: More fields, as JSON values.
+        secret: The job's secret, which must not be in the event.
+
+    Raises:
+        UsageError: The event must not be sent. The message says why and does not have the secret.
+    """
+    now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    body: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "job_id": job_id,
+        "event": event,
+        "timestamp": now,
+        "detail": detail,
+        "data": {} if data is None else data,
+    }
+    fault = event_fault({**body, "seq": 1}) or _body_fault(body, secret)
+    if fault is not None:
+        raise UsageError(f"not sent: {fault}")
+    return body
+
+
+def signed_event(event: dict[str, Any], secret: str, payload_bytes: int) -> bytes:
+    """Return an event, which has a seq, as signed canonical JSON.
+
+    Raises UsageError if it has more than `payload_bytes` bytes.
+    """
+    payload = canonical(sign_event(event, secret))
+    if len(payload) > payload_bytes:
+        raise UsageError(f"the event has {len(payload)} bytes; at most {payload_bytes} are taken")
+    return payload
+
+
+def _signed_anew(pending: PendingEvent, secret: str) -> bytes | None:
+    """Return a pending event signed with the current secret, None when it is signed with it already."""
+    event, _ = decode(pending.wire_bytes)
+    if Signer(secret).verifies(signed_bytes(event), event["data"].get(SIGNATURE_FIELD)):
+        return None
+    return canonical(sign_event(event, secret))
+
+
+def _is_same_event(sent: dict[str, Any], body: dict[str, Any]) -> bool:
+    """Return whether a sent event has the type, text and data of the event that is to be sent."""
+    data = {k: v for k, v in sent["data"].items() if k != SIGNATURE_FIELD}
+    return (sent["event"], sent["detail"], data) == (body["event"], body["detail"], body["data"])
+
+
+def _body_fault(body: dict[str, Any], secret: str) -> str | None:
+    if body["event"] == PERMISSION_REQUIRED and not body["detail"].strip():
+        return f"detail: '{PERMISSION_REQUIRED}' must name the permission that it asks for"
+    if carries_token(body):
+        return "data.auth_token: a token must not travel in an event"
+    if SIGNATURE_FIELD in body["data"]:
+        return f"data.{SIGNATURE_FIELD}: only the publisher sets it"
+    pattern = unsafe_pattern(body["detail"])
+    if pattern is not None:
+        return f"detail: contains text that looks like a {pattern} (docs: the table of unsafe texts)"
+    return content_fault(body, secret)
 
 
 class Job:
@@ -188,7 +266,7 @@ class Job:
         """
         body = event_body(self.job_id, event, detail, data, self._secret)
         with self._outbox() as outbox:
-            outbox.renew(lambda pending: signed_anew(pending, self._secret))
+            outbox.renew(lambda pending: _signed_anew(pending, self._secret))
             wanted = self._enter(outbox, body)
             return self._deliver(outbox, wanted, wait_for_receipt, interruption)
 
@@ -198,7 +276,7 @@ class Job:
         An earlier process of this job may have left them. For the arguments and the errors see `publish`.
         """
         with self._outbox() as outbox:
-            outbox.renew(lambda pending: signed_anew(pending, self._secret))
+            outbox.renew(lambda pending: _signed_anew(pending, self._secret))
             count = len(outbox.pending)
             if count:
                 self._deliver(outbox, outbox.pending[-1], wait_for_receipt, interruption)
@@ -234,7 +312,7 @@ class Job:
         if outbox.ended_seq is not None:
             # The caller publishes the unconfirmed end again: it is the same event, not a second one.
             for pending in outbox.pending:
-                if pending.seq == outbox.ended_seq and is_same_event(pending.fields(), body):
+                if pending.seq == outbox.ended_seq and _is_same_event(pending.fields(), body):
                     return pending
             raise UsageError(f"job {self.job_id} has ended with seq {outbox.ended_seq}: nothing may follow")
         if body["event"] == STARTED and outbox.last_seq:

@@ -17,8 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes, PublicKeyTypes
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from trunkline_agent.wire.public_keys import key_id_of
-from trunkline_agent.wire.signing import base64_bytes
+from trunkline_agent.wire.signing import base64_bytes, key_id_of
 
 AGENT_HEADER: Final = "X-Agent-ID"
 TIMESTAMP_HEADER: Final = "X-Timestamp"

@@ -2,6 +2,10 @@
 
 The backbone hands a message out again until it has the agent's confirmation. So a confirmation may be lost, and
 a message that comes again is confirmed again.
+
+An agent had another MQTT session under the client id of earlier versions, which was the user name,
+`agent.<name>`, and others can guess that. The messages that the broker still has for it are received like those
+of the present session.
 """
 
 from __future__ import annotations
@@ -15,6 +19,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+from paho.mqtt.client import MQTTMessage
+
+from trunkline_agent.broker import BrokerAccess
+from trunkline_agent.errors import BackboneUnreachable
+from trunkline_agent.mqtt.ack_window import AckWindow
 from trunkline_agent.mqtt.mqtt_connection import MqttConnection
 from trunkline_agent.wire.agent_message import confirmation
 from trunkline_agent.wire.receipt import AgentReceipt, agent_receipt
@@ -22,6 +31,8 @@ from trunkline_agent.wire.strict_json import MalformedJsonError, canonical, deco
 
 log = logging.getLogger(__name__)
 
+_QUIET_S: Final = 2.0
+_FORMER_TICK_S: Final = 0.05
 # Several messages are confirmed together: so many, or those of so many seconds.
 _TOGETHER: Final = 20
 _LINGER_S: Final = 0.01
@@ -29,6 +40,57 @@ _REMEMBERED: Final = 10_000
 _TICK_S: Final = 0.05
 _END_S: Final = 2.0
 _TEXTS: Final = ("message_id", "from", "kind", "body")
+
+
+def read_former_session(
+    mqtt: BrokerAccess,
+    client_id: str,
+    topic: str,
+    take: Callable[[MqttConnection, AckWindow, MQTTMessage], None],
+    closing: threading.Event,
+) -> None:
+    """Receive the messages of a former session, and let the broker remove it. Blocks; raises nothing.
+
+    It ends when all its messages are acknowledged and no other one comes for 2 s, when the connection is lost,
+    or when `closing` is set. In the last two cases the session stays.
+
+    Args:
+        mqtt: the broker and the login.
+        client_id: the client id of the former session.
+        topic: the topic that it is subscribed to. Messages on other topics are ignored: anybody may have had
+            this session.
+        take: takes each message with its connection and the window that acknowledges it.
+        closing: ends the reading early.
+    """
+    last_s = time.monotonic()
+
+    def on_message(message: MQTTMessage) -> None:
+        nonlocal last_s
+        last_s = time.monotonic()
+        if message.topic == topic:
+            take(connection, window, message)
+        else:
+            window.confirm(window.add(message.mid, message.qos))
+
+    connection = MqttConnection(
+        mqtt,
+        client_id=client_id,
+        session_expiry_s=mqtt.session_expiry_s,
+        manual_ack=True,
+        on_message=on_message,
+    )
+    window = AckWindow(connection.ack)
+    try:
+        connection.open()
+    except BackboneUnreachable as error:
+        log.warning("the session of an earlier version is not read: %s", error)
+        return
+    is_done = not connection.session_present
+    if not is_done:
+        connection.unsubscribe(topic)
+    while not is_done and not connection.lost.is_set() and not closing.wait(_FORMER_TICK_S):
+        is_done = not len(window) and time.monotonic() - last_s > _QUIET_S
+    connection.close(forget_session=is_done)
 
 
 class InboxMessage(NamedTuple):

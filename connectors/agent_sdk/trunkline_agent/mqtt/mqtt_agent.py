@@ -40,8 +40,7 @@ from trunkline_agent.errors import (
     UsageError,
 )
 from trunkline_agent.mqtt.ack_window import AckWindow
-from trunkline_agent.mqtt.former_session import read_former_session
-from trunkline_agent.mqtt.inbox_receiver import InboxMessage, InboxReceiver, read_inbox
+from trunkline_agent.mqtt.inbox_receiver import InboxMessage, InboxReceiver, read_former_session, read_inbox
 from trunkline_agent.mqtt.mqtt_client import PUBLISH_AGAIN_S, PUBLISH_REFUSED, refusal_of
 from trunkline_agent.mqtt.mqtt_connection import BrokerRefused, MqttConnection, Subscription, backoff_s
 from trunkline_agent.outbox.outbox import AgentOutbox, OutboxMessage, content_fault

@@ -1,12 +1,14 @@
 """The paho client of one MQTT 5 connection: its attempt, its end, refusals (LM-10), packets that it skips.
 
-`try_login` checks whether a broker accepts a user, without a thread: it is quick enough to be made after
-every change of the accounts of the local stack's own broker.
+`try_login` checks whether a broker accepts a user, without a thread: it is quick enough to be made after every
+change of the accounts of the local stack's own broker. `well_formed_traceparent` reads a message's W3C trace
+context.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import select
 import socket
 import struct
@@ -57,6 +59,7 @@ PUBLISH_REFUSED: Final = (
 )
 """The text of the error when the broker refuses a message until the deadline."""
 _WAIT_TICK_S: Final = 0.05
+_TRACEPARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 def new_client(mqtt: BrokerAccess, client_id: str = "", *, manual_ack: bool = False) -> Client:
@@ -302,3 +305,16 @@ def wait_for_login(mqtt: BrokerAccess, timeout_s: float) -> None:
                 "account: './trunkline doctor' shows whether the gateway runs"
             )
         time.sleep(_WAIT_TICK_S)
+
+
+def well_formed_traceparent(properties: object) -> str | None:
+    """Return the W3C trace context (`traceparent`) among the user properties of an MQTT 5 message.
+
+    `properties` is the attribute of that name of paho's message. Returns None when there is no trace context,
+    more than one, or an invalid one.
+    """
+    pairs = getattr(properties, "UserProperty", None) or ()
+    found = [value for name, value in pairs if name == "traceparent"]
+    if len(found) != 1 or _TRACEPARENT.fullmatch(found[0]) is None:
+        return None
+    return str(found[0])

@@ -95,7 +95,7 @@ GOOD_TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 def test_a_well_formed_traceparent_is_carried_on(value, carried):
     from types import SimpleNamespace
 
-    from trunkline_agent.wire.traceparent import well_formed_traceparent
+    from trunkline_agent.mqtt.mqtt_client import well_formed_traceparent
 
     properties = SimpleNamespace(UserProperty=[("other", "x"), ("traceparent", value)])
     assert well_formed_traceparent(properties) == (value if carried else None)

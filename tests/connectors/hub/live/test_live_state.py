@@ -32,7 +32,7 @@ from tests.connectors.hub.live.local_stores import entries_of, place_at, rows_of
 from tests.random_log import trouble
 from tests.schemas.hub_records import public_key
 from tests.schemas.stream_records import as_read
-from trunkline_agent.wire.public_keys import key_id_of
+from trunkline_agent.wire.signing import key_id_of
 
 KEYRING = Keyring({"test": b"k" * 32}, "test")
 SECOND_US = 1_000_000

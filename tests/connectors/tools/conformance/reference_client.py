@@ -16,8 +16,8 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from tests.connectors.tools.conformance.reference_jobs import Failed, ReferenceJob
+from trunkline_agent.hub.answer_errors import retry_after_s
 from trunkline_agent.hub.hub_requests import Handling
-from trunkline_agent.wire.retry_after import retry_after_s
 from trunkline_agent.wire.signing import SIGNATURE_FIELD, Signer, sign_event
 from trunkline_agent.wire.strict_json import MalformedJsonError, canonical, decode_slowly
 
