@@ -19,7 +19,7 @@ from schemas.streams.agents.mqtt_agents import AgentSaid
 from trunkline_agent.command import message_commands
 from trunkline_agent.queue import Queue, command_line
 from trunkline_agent.wire.agent_message import message_fault
-from trunkline_agent.wire.durations import duration_s
+from trunkline_agent.wire.message_fields import duration_s
 
 pytestmark = pytest.mark.requirement("DL-41")
 

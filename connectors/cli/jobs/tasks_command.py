@@ -30,7 +30,7 @@ from schemas.fold.stream_kind import COMPLETED
 from schemas.streams.task.task_registry import TASK_TERMINAL
 from trunkline_agent.errors import BackboneUnreachable, Refused, TrunklineError
 from trunkline_agent.terminal_text import escaped
-from trunkline_agent.wire.durations import duration_s
+from trunkline_agent.wire.message_fields import duration_s
 
 if TYPE_CHECKING:
     from connectors.plumbing.gateway_client.gateway_client import GatewayClient

@@ -18,9 +18,14 @@ from connectors.cli.shared.arguments import STANDARD_INPUT, duration, name_of, r
 from connectors.cli.shared.call import Call
 from trunkline_agent.errors import BackboneUnreachable, UsageError
 from trunkline_agent.terminal_text import escaped
-from trunkline_agent.wire.durations import duration_s
 from trunkline_agent.wire.ids import is_name
-from trunkline_agent.wire.message_fields import CONVERSATION, DESCRIPTION, MessageField, message_fields_of
+from trunkline_agent.wire.message_fields import (
+    CONVERSATION,
+    DESCRIPTION,
+    MessageField,
+    duration_s,
+    message_fields_of,
+)
 from trunkline_agent.wire.strict_json import MalformedJsonError, decode
 
 if TYPE_CHECKING:

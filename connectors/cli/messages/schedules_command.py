@@ -30,7 +30,7 @@ from connectors.cli.shared.call import Call, Columns, Row
 from connectors.cli.shared.declared import Shown, add_declared
 from connectors.cli.shared.text_output import aligned, fields
 from trunkline_agent.terminal_text import escaped
-from trunkline_agent.wire.durations import UNIT_S
+from trunkline_agent.wire.message_fields import UNIT_S
 
 # Written out, because the module of the schedules is slow to import and help must be quick.
 _MISSED: Final = ("skip", "latest", "all")

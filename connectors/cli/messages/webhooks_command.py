@@ -30,7 +30,7 @@ from connectors.cli.shared.call import Call, Columns, Row
 from connectors.cli.shared.declared import Lines, Shown, add_declared
 from trunkline_agent.errors import UsageError
 from trunkline_agent.terminal_text import escaped
-from trunkline_agent.wire.durations import duration_s
+from trunkline_agent.wire.message_fields import duration_s
 
 _NAME: Final = argument("name", "the webhook, which has the name of its mailbox", type=name_of("a webhook"))
 _FAILED: Final = 1

@@ -19,8 +19,8 @@ from connectors.cli.shared.actions import Argument, argument, one_of
 from connectors.cli.shared.call import Call
 from trunkline_agent.errors import UsageError
 from trunkline_agent.private_files import PrivateFileError, check_private, open_private
-from trunkline_agent.wire.durations import duration_s
 from trunkline_agent.wire.ids import is_job_id, is_name, parse_stream_key
+from trunkline_agent.wire.message_fields import duration_s
 
 _PORT_LIMIT: Final = 65535
 _ADDRESS: Final = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::(?P<port>\d{1,5}))?")

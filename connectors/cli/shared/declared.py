@@ -15,7 +15,7 @@ from connectors.cli.shared.call import Call, Columns, Row
 from connectors.cli.shared.declared_requests import REQUESTS
 from connectors.cli.shared.text_output import CELL_LIMIT, fields
 from trunkline_agent.terminal_text import escaped
-from trunkline_agent.wire.durations import duration_s
+from trunkline_agent.wire.message_fields import duration_s
 
 Lines = Callable[[Row], Sequence[str]]
 """A function that returns the lines of text about an answer."""

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from trunkline_agent.terminal_text import escaped
-from trunkline_agent.wire.durations import UNIT_S
+from trunkline_agent.wire.message_fields import UNIT_S
 
 CELL_LIMIT: Final = 60
 

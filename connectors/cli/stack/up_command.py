@@ -24,7 +24,7 @@ from connectors.programs.local_stack.stack import check_folders
 from schemas.settings.settings import Settings
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.terminal_text import escaped
-from trunkline_agent.wire.durations import duration_s
+from trunkline_agent.wire.message_fields import duration_s
 
 _SHOW_EVERY_S = 10.0
 _LINE_CHARACTERS = 100

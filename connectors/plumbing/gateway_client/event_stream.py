@@ -22,8 +22,8 @@ from connectors.plumbing.gateway_client.gateway_client import GatewayClient, pat
 from schemas.streams.job.job_registry import REGISTRY_JOBS
 from schemas.streams.session.sessions import REGISTRY_SESSIONS
 from trunkline_agent.errors import BackboneUnreachable, NotFound, TrunklineError
+from trunkline_agent.hub.http_exchange import EventParser
 from trunkline_agent.hub.plans import Request
-from trunkline_agent.hub.server_events import EventParser
 from trunkline_agent.wire.ids import JOB, SESSION
 from trunkline_agent.wire.verdicts import ACCEPTED
 

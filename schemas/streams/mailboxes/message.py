@@ -19,8 +19,15 @@ from schemas.fold.view_rows import Moment, Row
 from schemas.streams.blob.blobs import BlobReference
 from schemas.wire.record import Origin, OutgoingRecord
 from schemas.wire.wire_body import Most, Name, Note, UtcTime, WireBody
-from trunkline_agent.wire.durations import DURATION_S_LEAST, DURATION_S_MOST, EXPIRES_FIRST, expires_first
-from trunkline_agent.wire.message_fields import DESCRIPTION, MESSAGE_FIELDS, MessageField
+from trunkline_agent.wire.message_fields import (
+    DESCRIPTION,
+    DURATION_S_LEAST,
+    DURATION_S_MOST,
+    EXPIRES_FIRST,
+    MESSAGE_FIELDS,
+    MessageField,
+    expires_first,
+)
 from trunkline_agent.wire.strict_json import canonical_plain
 
 MESSAGE_POSTED: Final = "message.posted"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from trunkline_agent.errors import BackboneUnreachable, TrunklineError
-from trunkline_agent.hub import server_events
-from trunkline_agent.hub.server_events import EventParser
+from trunkline_agent.hub import http_exchange
+from trunkline_agent.hub.http_exchange import EventParser
 from trunkline_agent.jobs.delegator_plans import JobWatch
 
 
@@ -15,7 +15,7 @@ from trunkline_agent.jobs.delegator_plans import JobWatch
 def test_an_event_without_an_end_is_refused_in_one_line_and_in_many(
     part: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_events, "_EVENT_BYTES_MOST", 1000)
+    monkeypatch.setattr(http_exchange, "_EVENT_BYTES_MOST", 1000)
     parser, fed = EventParser(), 0
     with pytest.raises(TrunklineError, match="more than 1000 bytes"):
         while fed < 10_000:
@@ -26,7 +26,7 @@ def test_an_event_without_an_end_is_refused_in_one_line_and_in_many(
 
 @pytest.mark.requirement("LM-21")
 def test_many_events_pass_a_bound_that_each_of_them_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_events, "_EVENT_BYTES_MOST", 20)
+    monkeypatch.setattr(http_exchange, "_EVENT_BYTES_MOST", 20)
     parser = EventParser()
     parts = [b": ping\n\ndata: %d\n\n" % number for number in range(100)]
     # Byte by byte, because only a part that ends no event is measured.

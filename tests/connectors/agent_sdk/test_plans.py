@@ -10,10 +10,10 @@ from trunkline_agent.errors import BackboneUnreachable, NotFound, RateLimited, R
 from trunkline_agent.hub import agent_plans
 from trunkline_agent.hub.answer_errors import LAUNCH_FAILED
 from trunkline_agent.hub.held_messages import HeldMessages
+from trunkline_agent.hub.http_exchange import EventParser
 from trunkline_agent.hub.hub_requests import HANDLED, Handling, path_of, post_json, send_key
 from trunkline_agent.hub.operation_values import Schedule
 from trunkline_agent.hub.plans import Answer, Lost, Pause, Request, Retries, exchange
-from trunkline_agent.hub.server_events import EventParser
 from trunkline_agent.jobs.delegator_plans import submission
 
 OK = Answer(200, {}, b"{}")

@@ -16,8 +16,8 @@ from tests.faults.prove.load_messages import MESSAGES, mailbox
 from tests.faults.prove.oracle import ACKED, Oracle
 from trunkline_agent.credentials import HubAccess
 from trunkline_agent.errors import BackboneUnreachable, NotFound, Refused
+from trunkline_agent.hub.http_exchange import EventParser, ServerEvent
 from trunkline_agent.hub.plans import Request
-from trunkline_agent.hub.server_events import EventParser, ServerEvent
 from trunkline_agent.hub.sync_client import HubClient
 
 # The longest lease of a consumer.

@@ -36,7 +36,7 @@ from tests.schemas.mailbox_records import (
     statuses,
 )
 from tests.schemas.stream_records import message
-from trunkline_agent.wire.durations import DURATION_S_MOST
+from trunkline_agent.wire.message_fields import DURATION_S_MOST
 from trunkline_agent.wire.moments import has_come, iso_moment, moment_of
 
 REACTOR: dict[str, Any] = {"door": "reactor", "principal": "reactor"}

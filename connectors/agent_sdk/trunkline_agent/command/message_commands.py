@@ -24,8 +24,7 @@ from trunkline_agent.hub.message_plans import ask, envelope
 from trunkline_agent.hub.plans import Retries
 from trunkline_agent.message import Message, ReceivedMessage
 from trunkline_agent.terminal_text import escaped
-from trunkline_agent.wire.durations import duration_s
-from trunkline_agent.wire.message_fields import MESSAGE_FIELDS
+from trunkline_agent.wire.message_fields import MESSAGE_FIELDS, duration_s
 
 _SEND: Final = """\
 Send a message to another agent, and print its id. The payload is JSON; --text sends {"text": TEXT}.

@@ -37,7 +37,7 @@ from trunkline_agent.hub.agent_plans import LONGEST_S
 from trunkline_agent.jobs.job import Job
 from trunkline_agent.message import Message
 from trunkline_agent.terminal_text import escaped
-from trunkline_agent.wire.durations import duration_s
+from trunkline_agent.wire.message_fields import duration_s
 
 # The longest text of an event.
 _TEXT_MOST: Final = 500

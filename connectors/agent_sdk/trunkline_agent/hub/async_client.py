@@ -11,7 +11,7 @@ from trunkline_agent.credentials import HubAccess
 from trunkline_agent.errors import BackboneUnreachable, TrunklineError
 from trunkline_agent.hub.answer_errors import RefusalOf, error_of
 from trunkline_agent.hub.async_connection import AsyncConnection
-from trunkline_agent.hub.http_exchange import ProtocolFault, RequestHead
+from trunkline_agent.hub.http_exchange import EventParser, ProtocolFault, RequestHead, ServerEvent
 from trunkline_agent.hub.hub_address import (
     ANSWER_TIMEOUT_S,
     BUSY_MOST,
@@ -21,7 +21,6 @@ from trunkline_agent.hub.hub_address import (
     HubAddress,
 )
 from trunkline_agent.hub.plans import Answer, Lost, Pause, Plan, Request
-from trunkline_agent.hub.server_events import EventParser, ServerEvent
 
 if TYPE_CHECKING:
     import os

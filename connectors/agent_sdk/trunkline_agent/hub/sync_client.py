@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from trunkline_agent.credentials import HubAccess
 from trunkline_agent.errors import BackboneUnreachable, TrunklineError
 from trunkline_agent.hub.answer_errors import RefusalOf, error_of
-from trunkline_agent.hub.http_exchange import ProtocolFault, RequestHead
+from trunkline_agent.hub.http_exchange import EventParser, ProtocolFault, RequestHead, ServerEvent
 from trunkline_agent.hub.hub_address import (
     ANSWER_TIMEOUT_S,
     BUSY_MOST,
@@ -20,7 +20,6 @@ from trunkline_agent.hub.hub_address import (
     HubAddress,
 )
 from trunkline_agent.hub.plans import Answer, Lost, Pause, Plan, Request
-from trunkline_agent.hub.server_events import EventParser, ServerEvent
 from trunkline_agent.hub.sync_connection import SyncConnection
 
 if TYPE_CHECKING:

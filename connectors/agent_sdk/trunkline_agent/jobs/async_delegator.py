@@ -9,7 +9,7 @@ from typing import Any
 from trunkline_agent.credentials import Credentials, HubAccess
 from trunkline_agent.errors import BackboneUnreachable, RateLimited
 from trunkline_agent.hub.async_client import AsyncHubClient
-from trunkline_agent.hub.server_events import ServerEvent
+from trunkline_agent.hub.http_exchange import ServerEvent
 from trunkline_agent.jobs.delegator_plans import (
     PATIENCE_S,
     JobUpdate,

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from trunkline_agent.errors import BackboneUnreachable, RateLimited, TrunklineError, UsageError
+from trunkline_agent.hub.http_exchange import ServerEvent
 from trunkline_agent.hub.hub_requests import encoded, path_of, post_json, send_key
 from trunkline_agent.hub.plans import Plan, Request, Retries, backoff_s
-from trunkline_agent.hub.server_events import ServerEvent
 from trunkline_agent.wire.ids import is_job_id
 from trunkline_agent.wire.receipt import LogPosition
 from trunkline_agent.wire.verdicts import ACCEPTED

@@ -7,7 +7,7 @@ from math import inf
 from typing import Final, Self
 
 from trunkline_agent.hub.async_client import AsyncHubClient
-from trunkline_agent.hub.server_events import ServerEvent
+from trunkline_agent.hub.http_exchange import ServerEvent
 from trunkline_agent.jobs.delegator_plans import JobWatch
 
 _WAITING: Final = 1000

@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from typing import Final, Self
 
-from trunkline_agent.hub.server_events import ServerEvent
+from trunkline_agent.hub.http_exchange import ServerEvent
 from trunkline_agent.hub.sync_client import HubClient
 from trunkline_agent.jobs.delegator_plans import JobWatch
 

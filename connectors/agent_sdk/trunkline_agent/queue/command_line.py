@@ -16,7 +16,7 @@ from trunkline_agent.queue.message_record import (
     to_line,
 )
 from trunkline_agent.queue.queue_errors import QueueError
-from trunkline_agent.wire.durations import duration_s
+from trunkline_agent.wire.message_fields import duration_s
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

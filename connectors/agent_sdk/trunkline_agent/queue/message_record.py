@@ -13,14 +13,15 @@ import re
 import time
 
 from trunkline_agent.queue.queue_errors import TopicError
-from trunkline_agent.wire.durations import (
+from trunkline_agent.wire.message_fields import (
     DURATION_S_LEAST,
     DURATION_S_MOST,
     EXPIRES_FIRST,
+    MESSAGE_FIELDS,
     expires_first,
     is_duration,
+    unknown_field,
 )
-from trunkline_agent.wire.message_fields import MESSAGE_FIELDS, unknown_field
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

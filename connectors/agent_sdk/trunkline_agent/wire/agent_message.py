@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from trunkline_agent.wire.durations import (
+from trunkline_agent.wire.ids import is_name
+from trunkline_agent.wire.message_fields import (
     DURATION_S_LEAST,
     DURATION_S_MOST,
     EXPIRES_FIRST,
+    MESSAGE_FIELDS,
     expires_first,
     is_duration,
 )
-from trunkline_agent.wire.ids import is_name
-from trunkline_agent.wire.message_fields import MESSAGE_FIELDS
 from trunkline_agent.wire.signing import SIGNATURE_FIELD, Signer
 from trunkline_agent.wire.strict_json import INT_MAX, canonical
 

@@ -46,7 +46,7 @@ def checkout(tmp_path: Path) -> Path:
     shutil.copy(PROJECT_ROOT / "trunkline", folder / "trunkline")
     package = "connectors/agent_sdk/trunkline_agent"
     (folder / package / "wire").mkdir(parents=True)
-    for module in ("__init__.py", "wire/__init__.py", "wire/durations.py", "wire/message_fields.py"):
+    for module in ("__init__.py", "wire/__init__.py", "wire/message_fields.py"):
         shutil.copy(PROJECT_ROOT / package / module, folder / package / module)
     shutil.copytree(PROJECT_ROOT / package / "queue", folder / package / "queue")
     return folder
@@ -354,8 +354,7 @@ print(sorted(n for n in sys.modules if n.startswith("trunkline") and ".queue" no
     # The whole library is on the path: modules that the package itself imports would show.
     command = [sys.executable, "-I", "-S", "-c", program, PROJECT_ROOT / "connectors/agent_sdk", tmp_path / "q"]
     code, _, err = run(*command)
-    names = ["trunkline_agent", "trunkline_agent.wire", "trunkline_agent.wire.durations"]
-    names.append("trunkline_agent.wire.message_fields")
+    names = ["trunkline_agent", "trunkline_agent.wire", "trunkline_agent.wire.message_fields"]
     assert (code, err) == (0, f"['trunkline_agent']\n{names}\n")
 
 

@@ -19,7 +19,7 @@ from schemas.settings.settings import GatewaySettings, Settings
 from tests.broker_processes import wait_until
 from tests.connectors.agent_sdk.small_server import Heard, SmallServer, answer, serving
 from trunkline_agent.errors import BackboneUnreachable, NotFound, Refused, TrunklineError, UsageError
-from trunkline_agent.hub.server_events import EventParser
+from trunkline_agent.hub.http_exchange import EventParser
 
 TOKEN = "canary-token-4411"
 
