@@ -141,10 +141,12 @@ class Audit:
     def arrow(
         self, name: str, columns: Sequence[str] | None = None, where: pc.Expression | None = None
     ) -> pa.Table:
-        """Return rows of the table `name` as an Arrow table, without rows if the table does not exist.
+        """Return rows of the table `name` as an Arrow table, of all times and in no order.
+
+        The result has no rows if the table does not exist.
 
         Args:
-            name: The ledger or a view.
+            name: The ledger or a view. Another name raises KeyError.
             columns: The columns to return. None: all columns.
             where: A condition on rows. None: all rows.
 

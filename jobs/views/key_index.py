@@ -86,7 +86,7 @@ class IndexStore(LocalStore[IndexPosition]):
         Args:
             before: The position that the index has. None: it is new.
             after: Its new position.
-            changes: The changed rows, as `place_of` returns them. Sorted ones are written sooner.
+            changes: The changed rows, as `encoded_change` returns them. Sorted ones are written sooner.
 
         Raises:
             StoreMoved: The index has another position.
@@ -100,8 +100,11 @@ class IndexStore(LocalStore[IndexPosition]):
             self._move(transaction, after)
 
 
-def place_of(key: Key, held: Held | None) -> RowPlace:
-    """Return the change of the index for a row. None: the row was removed."""
+def encoded_change(key: Key, held: Held | None) -> RowPlace:
+    """Return the change of a row as the index writes it.
+
+    `held` is where the row is now, None if it was removed.
+    """
     return _name(key), None if held is None else _VALUE.pack(*held)
 
 
@@ -172,7 +175,7 @@ class KeyIndex:
             after = self._position(delta)
             try:
                 with self._used() as store:
-                    store.advance(at, after, sorted(map(place_of, changes.keys(), changes.values())))
+                    store.advance(at, after, sorted(map(encoded_change, changes.keys(), changes.values())))
                 self._at = after
             except StoreDamaged:
                 self._discard()
@@ -252,7 +255,9 @@ class KeyIndex:
                 for batch in fragment.to_batches(schema=rows.schema, columns=self._columns):
                     cells = (batch.column(name).to_pylist() for name in self._columns)
                     # In order, because neighbours in the store are then written one after the other.
-                    yield from sorted(place_of(row[:-2], Held(*row[-2:])) for row in zip(*cells, strict=True))
+                    yield from sorted(
+                        encoded_change(row[:-2], Held(*row[-2:])) for row in zip(*cells, strict=True)
+                    )
 
     def _position(self, delta: DeltaTable, version: int | None = None) -> IndexPosition:
         """Return the position of an index of this version of the table. None: the version that is loaded."""

@@ -73,7 +73,14 @@ class AsyncMessage(ReceivedMessage):
         return await self._agent.blob(self)
 
     async def ack(self) -> None:
-        """Acknowledge the message, so that it is never handed out again. Raises LeaseLost."""
+        """Acknowledge the message, so that it is never handed out again.
+
+        A message that was acknowledged or given back before, or that has no lease, stays as it is.
+
+        Raises:
+            LeaseLost: It was handed out again or has ended, or its handling took too long.
+            BackboneUnreachable: The hub did not answer. The message may have been acknowledged.
+        """
         await self._agent.ack(self)
 
     async def nack(self, reason: str = "") -> None:

@@ -69,7 +69,14 @@ class Message(ReceivedMessage):
         return self._agent.blob(self)
 
     def ack(self) -> None:
-        """Acknowledge the message, so that it is never handed out again. Raises LeaseLost."""
+        """Acknowledge the message, so that it is never handed out again.
+
+        A message that was acknowledged or given back before, or that has no lease, stays as it is.
+
+        Raises:
+            LeaseLost: It was handed out again or has ended, or its handling took too long.
+            BackboneUnreachable: The hub did not answer. The message may have been acknowledged.
+        """
         self._agent.ack(self)
 
     def nack(self, reason: str = "") -> None:

@@ -105,11 +105,11 @@ class MailboxBoard:
         }
 
     def webhooks(self) -> dict[str, Any]:
-        """Return up to 200 webhooks as JSON, those with a fault first, and the number of all not removed.
+        """Return up to 200 webhooks in the list `webhooks`, and the number of all not removed in `total`.
 
-        Of a URL only the host is shown, because path and query may contain a secret. `state` is `paused`,
-        `down` after three failed calls in a row, `failing` after one, or `active`. The calls are those of this
-        gateway.
+        Those that are `down` come first, then `failing`, `paused` and `active` ones, each by name. Of a URL
+        only the host is shown, because path and query may contain a secret. `state` is `paused`, `down` after
+        three failed calls in a row, `failing` after one, or `active`. The calls are those of this gateway.
         """
         rows = [(self._webhook_state(row), row) for row in self._live_view.live(WebhookRow)]
         rows.sort(key=lambda one: (_PLACES[one[0]], one[1].webhook))

@@ -131,6 +131,8 @@ class FileBridge:
     def run(self) -> None:
         """Call `look` when a file of the queue changes, and at regular times, until `stop` is set.
 
+        First it waits at most 5 s for the limits. At its end the bridge is closed, and cannot run again.
+
         While Kafka or a file is unavailable, it logs that and tries again. Raises TrunklineError when the topic
         does not match the settings.
         """

@@ -46,10 +46,11 @@ class LogClock:
         self._learned_at = 0.0
 
     def offset_us(self, stream: str | None = None) -> int:
-        """Return the log's time minus this process's, in microseconds. 0 as long as no difference is known.
+        """Return the log's time minus this process's, in microseconds.
 
         Args:
-            stream: The stream, such as `mailbox/default/bo`. None: the smallest offset of the known partitions.
+            stream: The stream, such as `mailbox/default/bo`, of whose partition it is; 0 if that is not known.
+                None: of the known partition where it is nearest to 0; 0 if none is known.
         """
         if not self._offsets:
             return 0

@@ -63,8 +63,8 @@ def verdict_in_ledger(settings: Settings, position: Position) -> SettledRecord |
 def settled_where(settings: Settings, where: pc.Expression) -> list[SettledRecord]:
     """Return the ledger's records that match `where`, an expression over its columns, in no order.
 
-    Records beyond some 32 MiB are left out. The list is empty while there is no ledger. Raises TrunklineError
-    if the ledger cannot be read.
+    Reading stops at some 32 MiB in all. Any of the other matches are missing then, and nothing says so. The
+    list is empty while there is no ledger. Raises TrunklineError if the ledger cannot be read.
     """
     return _settled(ledger_rows(settings, where, _COLUMNS, READ_BYTES_MOST))
 

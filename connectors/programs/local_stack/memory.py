@@ -94,7 +94,10 @@ class OomKills:
         self._looked_at = self._rose_at = -_RECENT_S
 
     def look(self) -> None:
-        """Look at the counter, at most once a second. The supervisor calls this in its loop."""
+        """Read the counter, at most once a second, so that `are_recent` notices later when it rises.
+
+        The supervisor calls this in its loop.
+        """
         if time.monotonic() - self._looked_at >= _LOOK_S:
             self.are_recent()
 

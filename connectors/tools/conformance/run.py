@@ -141,7 +141,9 @@ def run_checks(
 
 
 def run_check(check: Check, command: Sequence[str], target: Target | None, folder: Path) -> Result:
-    """Run one check, whatever the client supports, and return its result.
+    """Run one check, whatever the client supports, and return its result: passed, or failed with the reason.
+
+    A client that misbehaves raises nothing. Raises FileExistsError for a folder that has run the check before.
 
     Args:
         check: The check.

@@ -75,7 +75,11 @@ def list_rows(
 
 
 def set_schedule(name: str, body: dict[str, Any], key: str | None, retries: Retries) -> Plan[Any]:
-    """Make a schedule, or replace the caller's one of this name. Return it as the hub shows it."""
+    """Make a schedule, or replace the caller's one of this name. Return it as the hub shows it.
+
+    Fields of `body` that are None are left out. `key` is that of `send_key`. Raises UsageError unless `body`
+    has either `cron` or `every_s`.
+    """
     wanted = {field: value for field, value in body.items() if value is not None}
     if (wanted.get("cron") is None) == (wanted.get("every_s") is None):
         raise UsageError("a schedule has either cron or every_s")

@@ -193,9 +193,13 @@ class JobWatch:
         return found
 
     def pause_s(self, error: BackboneUnreachable | RateLimited | None) -> float:
-        """Return the pause before the stream is opened again, which has ended, was refused or was lost.
+        """Count an end of the stream, and return the seconds to wait before it is opened again.
 
-        Raises the error when there was no connection for too long.
+        They are more after each call until the stream has an event, and at least the error's `retry_after_s`.
+
+        Args:
+            error: Why it ended; None: the gateway ended it. It is raised if the last event came more than
+                `patience_s` seconds ago.
         """
         if error is not None and self._clock() - self._connected > self._patience_s:
             raise error

@@ -245,7 +245,9 @@ def message_as_json(hub: Hub, row: MessageRow) -> dict[str, Any]:
     """Return a message of a mailbox as JSON.
 
     The fields are `id`, `from`, `to`, `content`, `timestamp` (milliseconds since 1970 UTC), `read` and
-    `priority`, and those of `MESSAGE_FIELDS`, `topic` and `blob` if the message has them.
+    `priority`, and those of `MESSAGE_FIELDS` in camel case, `topic` and `blob` if the message has them.
+    `content` is the text of a text message, and any other body as stored. Without a stored body it is empty,
+    and there is no `blob`.
     """
     body = hub.live_view.get(MessageBodyRow, f"{row.realm}/{row.recipient}/{row.message_id}")
     optional = {to_camel(name): value for name, value in message_fields_of(row).items()}
