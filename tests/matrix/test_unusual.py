@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from connectors.doors.mcp_tools.agents.tool_arguments import ARGUMENTS
+from connectors.doors.mcp_tools.agents.operation_tools import ARGUMENTS
 from connectors.hub.engine.engine import Engine
 from connectors.hub.engine.operation import Operation
 from tests.agent_signatures import signed_headers

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from connectors.doors.mcp_tools.agents.tool_arguments import ARGUMENTS, ONLY_READS
+from connectors.doors.mcp_tools.agents.operation_tools import ARGUMENTS, ONLY_READS
 from schemas.streams.agents.agent_registry import AgentCalled
 from tests.agent_signatures import signed_headers
 from tests.connectors.doors.mcp_tools.signed_calls import ACCEPT, MCP, call_body

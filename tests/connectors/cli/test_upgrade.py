@@ -146,6 +146,14 @@ print(spark.master, spark.driver_memory, kafka.topic, kafka.partitions, kafka.se
 """
 
 
+@pytest.mark.requirement("ST-07")
+def test_the_two_versions_of_the_fold_before_this_one_are_brought_over() -> None:
+    assert sorted(LAST_COMMITS) == [FOLD_VERSION - 2, FOLD_VERSION - 1]
+    page = (PROJECT_ROOT / "docs/how-to/upgrade.md").read_text()
+    assert f"`upgrade` begins with fold version {FOLD_VERSION - 2} " in page
+    assert f"\n| {FOLD_VERSION} | " in page
+
+
 @pytest.mark.slow
 @pytest.mark.requirement("ST-07")
 @pytest.mark.parametrize("earlier", sorted(LAST_COMMITS))
