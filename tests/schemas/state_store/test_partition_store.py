@@ -232,16 +232,19 @@ while True:
     after = Position("table", 1, 9, at.offset + 1, str(at.offset + 1))
     store.advance(at, after, [(f"job/{n:08x}", "job", b"%d" % after.offset * 50) for n in range(200)])
     at = after
+    print(flush=True)
 """
 
 
 def test_a_writer_that_is_killed_at_any_moment_leaves_whole_changes(tmp_path: Path) -> None:
     folder, ends = tmp_path / "killed", []
     for pause_s in (0.3, 0.31, 0.32, 0.33, 0.34):
-        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(folder)], cwd=PROJECT_ROOT)
-        time.sleep(pause_s + 0.5)
-        writer.send_signal(signal.SIGKILL)
-        writer.wait(30)
+        command = [sys.executable, "-c", WRITER, str(folder)]
+        with subprocess.Popen(command, cwd=PROJECT_ROOT, stdout=subprocess.PIPE) as writer:
+            assert writer.stdout is not None and writer.stdout.readline() == b"\n"
+            time.sleep(pause_s)
+            writer.send_signal(signal.SIGKILL)
+            writer.wait(30)
         store = PartitionStore(folder)
         with store.snapshot() as snapshot:
             assert snapshot.position is not None
