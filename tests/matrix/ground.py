@@ -97,9 +97,14 @@ class Ground:
     def job_for(self, owner: Caller) -> str:
         """Return the session that picks next, with a job for it that is its only one."""
         session = owner.name if owner.letter == "w" else fresh("session")
-        held = self.gateway.hub.pending.held_by(session)
+        pending = self.gateway.hub.pending
+        held = pending.held_by(session)
         if held is not None:
             self.do("POST", f"/jobs/{held.job_id}/cancel")
+        # Jobs for any session are older, and would be picked first.
+        while (free := pending.reserve(fresh("nobody"))) is not None:
+            pending.release(free)
+            self.do("POST", f"/jobs/{free}/cancel")
         self.job(self.operator, session)
         return session
 
