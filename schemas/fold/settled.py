@@ -12,7 +12,7 @@ from schemas.wire.record import Envelope
 from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE, REJECTED, Verdict
 
 # Incremented when the rules change so that a record could get another verdict, entry or row.
-FOLD_VERSION: Final = 12
+FOLD_VERSION: Final = 13
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import anyio
 import pytest
 import yaml
+from pydantic.alias_generators import to_camel
 
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
@@ -27,6 +28,7 @@ from trunkline_agent.credentials import HubAccess
 from trunkline_agent.mcp import agent_client
 from trunkline_agent.mqtt.inbox_receiver import InboxMessage
 from trunkline_agent.mqtt.mqtt_agent import MqttAgent
+from trunkline_agent.wire.message_fields import DESCRIPTION, MessageField
 from trunkline_agent.xml import XmlSender
 
 HUB, FILE, MCP, MQTT, XML = DOORS = ("hub", "file", "mcp", "mqtt", "xml")
@@ -37,11 +39,15 @@ READER = {HUB: "hanna", FILE: "fred", MCP: "mara", MQTT: "mina", XML: "xena"}
 
 
 class Got(NamedTuple):
-    """A message as a reader's door shows it; `kind` is None where the door shows none."""
+    """A message as a reader's door shows it; `kind` is None where the door shows none.
+
+    `about` has the fields of `DESCRIPTION`.
+    """
 
     sender: str
     kind: str | None
     body: str
+    about: tuple[str | None, ...] = (None,) * len(DESCRIPTION)
 
 
 class Seen(NamedTuple):
@@ -103,23 +109,36 @@ class Doors:
         return anyio.run(call)
 
     def send(
-        self, door: str, recipient: str, text: str, in_reply_to: str | None = None, thread: str | None = None
+        self,
+        door: str,
+        recipient: str,
+        text: str,
+        in_reply_to: str | None = None,
+        thread: str | None = None,
+        is_described: bool = False,
     ) -> str:
-        """Send by a door, in the way of that door. Return the message's id."""
+        """Send by a door, in the way of that door, with all of `DESCRIPTION` or nothing of it.
+
+        Return the message's id.
+        """
         sender = SENDER[door]
+        described = {one.name: about_of(one, door) for one in DESCRIPTION if is_described}
         about = {"in_reply_to": in_reply_to, "thread": thread}
         if door == HUB:
-            return str(self.hub[sender].send(recipient, "note", {"text": text}, **about).message_id)
+            return str(
+                self.hub[sender].send(recipient, "note", {"text": text}, **about, **described).message_id
+            )
         if door == FILE:
             return self.run.queue.send(
-                "status", text, to=recipient, sender=sender, reply_to=in_reply_to, thread=thread
+                "status", text, recipient, sender=sender, reply_to=in_reply_to, thread=thread, **described
             )
         if door == MCP:
             named = {"targetAgentId": recipient, "message": text, "inReplyTo": in_reply_to, "thread": thread}
             given = {name: value for name, value in named.items() if value is not None}
+            given |= {to_camel(name): value for name, value in described.items()}
             return str(self.tool(self.agents[sender], "send_to_agent", **given)["messageId"])
         if door == MQTT:
-            return str(self.mqtt[sender].send(recipient, "hint", text, **about).message_id)
+            return str(self.mqtt[sender].send(recipient, "hint", text, **about, **described).message_id)
         if door == XML:
             return self.xml.send(recipient, note(text)).messages[recipient]
         raise AssertionError(door)
@@ -133,7 +152,8 @@ class Doors:
         if door == HUB:
             taken_for_good = self.hub[reader].messages(limit=100, lease_s=None, wait_s=0)
             return [
-                Seen(Got(m.sender, m.type, m.payload["text"]), m.in_reply_to, m.thread) for m in taken_for_good
+                Seen(Got(m.sender, m.type, m.payload["text"], _about(vars(m))), m.in_reply_to, m.thread)
+                for m in taken_for_good
             ]
         if door == FILE:
             return [_seen(m, m["from"], m["topic"], m["body"]) for m in self.run.queue.poll(reader)]
@@ -142,7 +162,12 @@ class Doors:
             if found:
                 self.tool(self.agents[reader], "mark_read", messageIds=[message["id"] for message in found])
             return [
-                Seen(Got(m["from"], None, m["content"]), m.get("inReplyTo"), m.get("thread")) for m in found
+                Seen(
+                    Got(m["from"], None, m["content"], tuple(m.get(to_camel(one.name)) for one in DESCRIPTION)),
+                    m.get("inReplyTo"),
+                    m.get("thread"),
+                )
+                for m in found
             ]
         if door == MQTT:
             count = len(self.inbox)
@@ -156,7 +181,16 @@ class Doors:
 
 
 def _seen(fields: Mapping[str, Any], sender: str, kind: str, body: str) -> Seen:
-    return Seen(Got(sender, kind, body), fields.get("in_reply_to"), fields.get("thread"))
+    return Seen(Got(sender, kind, body, _about(fields)), fields.get("in_reply_to"), fields.get("thread"))
+
+
+def _about(fields: Mapping[str, Any]) -> tuple[str | None, ...]:
+    return tuple(fields.get(one.name) for one in DESCRIPTION)
+
+
+def about_of(field: MessageField, door: str) -> str:
+    """Return what a sender says in a field of `DESCRIPTION`."""
+    return f"the {field.name} of {SENDER[door]} ☃ \u202f\u0301"
 
 
 def note(text: str) -> str:
@@ -176,16 +210,19 @@ def expected(sender_door: str, door: str) -> Got:
     # XML of the pump, text of the others.
     body = note(text) if sender_door == XML else text
     sender = SENDER[sender_door]
+    # An envelope in XML has no place for a description.
+    has_about = XML not in (sender_door, door)
+    about = tuple(about_of(one, sender_door) if has_about else None for one in DESCRIPTION)
     if door == HUB:
-        return Got(sender, kind, body)
+        return Got(sender, kind, body, about)
     if door == FILE:
-        return Got(sender, kind if kind == "status" else "ask", body)
+        return Got(sender, kind if kind == "status" else "ask", body, about)
     if door == MCP:
-        return Got(sender, None, body)
+        return Got(sender, None, body, about)
     if door == MQTT:
-        return Got(sender, kind, body)
+        return Got(sender, kind, body, about)
     # A payload of the listener's own is one; all else is <text kind="…">.
-    return Got(sender, kind, text if sender_door == XML else body)
+    return Got(sender, kind, text if sender_door == XML else body, about)
 
 
 ORGANISM = {
@@ -244,6 +281,7 @@ def doors(
 
 
 @pytest.mark.requirement("CM-07")
+@pytest.mark.requirement("DL-42")
 @pytest.mark.requirement("JE-26")
 @pytest.mark.requirement("XP-15")
 def test_each_of_five_doors_reaches_each_once_with_sender_kind_and_body(doors: Doors) -> None:
@@ -251,7 +289,7 @@ def test_each_of_five_doors_reaches_each_once_with_sender_kind_and_body(doors: D
     assert doors.read(FILE) == []
     for sender_door in DOORS:
         for door in DOORS:
-            doors.send(sender_door, READER[door], text_of(sender_door, READER[door]))
+            doors.send(sender_door, READER[door], text_of(sender_door, READER[door]), is_described=True)
     for door in DOORS:
         wanted = sorted((expected(sender_door, door) for sender_door in DOORS), key=str)
         got: list[Got] = []

@@ -15,6 +15,7 @@ BOUNDS: Final[dict[str, tuple[Any, Any]]] = {
     **dict.fromkeys(("message_ids[]", "principal", "recipient", "root", "session", "subscriber"), _NAME),
     **dict.fromkeys(("thread", "topic", "type", "host", "inReplyTo", "leaseId", "messageIds[]"), _NAME),
     "broadcast_message.type": (1, 128),
+    "subject": (1, 200),
     "reason": _NOTE,
     "create_session.description": _NOTE,
     "register_job.description": (None, 4000),

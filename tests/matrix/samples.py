@@ -81,6 +81,7 @@ _SENT: Final = {
     "priority": "high",
     "expires_in_s": 7201,
     "deliver_after_s": 61,
+    "subject": "the-subject",
 }
 _IN_THREAD: Final = {"in_reply_to": "the-message-before", "thread": "the-thread"}
 _BLOB: Final = {"blob": "needs an upload; tests/connectors/doors/http_api/test_hub_blobs.py"}

@@ -74,6 +74,7 @@ def test_a_call_has_the_same_answer_by_both_ways_and_its_arguments_reach_the_log
 # Arguments that are in the record as they are, or as milliseconds.
 LOGGED = (
     "message",
+    "subject",
     "priority",
     "expiresInSeconds",
     "deliverAfterSeconds",

@@ -109,7 +109,13 @@ class ToolSample:
     changes: tuple[str, ...] = ()
 
 
-_SENT = {"message": "the-message", "priority": "high", "expiresInSeconds": 7201, "deliverAfterSeconds": 61}
+_SENT = {
+    "message": "the-message",
+    "subject": "the-subject",
+    "priority": "high",
+    "expiresInSeconds": 7201,
+    "deliverAfterSeconds": 61,
+}
 _IN_THREAD = {"inReplyTo": "the-message-before", "thread": "the-thread"}
 _NOBODY = {"targetAgentId": "nobody-of-this-name"}
 SAMPLES: dict[str, ToolSample] = {

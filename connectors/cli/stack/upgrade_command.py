@@ -37,7 +37,7 @@ from schemas.tables.fold_version import other_version
 from trunkline_agent.errors import BackboneUnreachable, Refused, TrunklineError
 
 # The last commit of each of the two earlier fold versions. It settles what is left of a log.
-LAST_COMMITS: Final = {10: "21f0297", 11: "5902560"}
+LAST_COMMITS: Final = {11: "5902560", 12: "2f5aea0"}
 _REACH_S: Final = 2.0
 # How long the earlier version may settle nothing.
 _STUCK_S: Final = 1800.0

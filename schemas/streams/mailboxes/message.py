@@ -186,6 +186,8 @@ class MessageRow(Row, frozen=True, gc=False):
     """Digest of the blob that the message refers to. Null: none."""
     hops: int | None = None
     """Number of messages in the chain between listeners that led to this one. Null: see the conversations."""
+    subject: str | None = None
+    """Short text about the message, for lists. Null: none."""
 
     @property
     def is_live(self) -> bool:

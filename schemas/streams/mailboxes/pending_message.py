@@ -74,6 +74,7 @@ class PendingMessage(msgspec.Struct, array_like=True, gc=False):
     blob: str | None = None
     blob_bytes: int = 0
     hops: int | None = None
+    subject: str | None = None
 
     @property
     def answer_bytes(self) -> int:

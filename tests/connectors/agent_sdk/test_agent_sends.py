@@ -23,16 +23,19 @@ def taken(agent, **options):
 
 
 @pytest.mark.requirement("AG-12")
+@pytest.mark.requirement("DL-42")
 def test_a_message_is_sent_with_all_its_fields(joined):
     sender, recipient = joined(), joined()
-    sent = sender.send(
-        recipient.name, "a kind", {"x": [1, "ä"]}, thread="t-1", in_reply_to="m-1", priority="high"
-    )
+    about = {"thread": "t-1", "in_reply_to": "m-1", "subject": "a subject ☃", "priority": "high"}
+    sent = sender.send(recipient.name, "a kind", {"x": [1, "ä"]}, **about)
     assert sent.is_delivered and sent.verdict == ACCEPTED
     found = taken(recipient)
     assert (found.id, found.sender, found.recipient) == (sent.message_id, sender.name, recipient.name)
     assert (found.type, found.payload) == ("a kind", {"x": [1, "ä"]})
     assert (found.thread, found.in_reply_to, found.reference) == ("t-1", "m-1", None)
+    assert found.subject == "a subject ☃"
+    with pytest.raises(TypeError, match="no field 'subjekt'"):
+        sender.send(recipient.name, "note", subjekt="x")
     later = sender.send(recipient.name, "note", 1, deliver_after_s=1, expires_in_s=3600)
     assert not later.is_delivered and recipient.receive(lease_s=None, wait_s=0) is None
     assert taken(recipient).id == later.message_id
@@ -50,7 +53,13 @@ def test_what_the_hub_refuses_is_an_error_with_its_reason(joined):
     with pytest.raises(MessageRejected) as rejected:
         agent.send(other.name, "note", 2, key="k")
     assert rejected.value.reason == SEQ_CONFLICT and rejected.value.exit_code == 4
-    for wrong in ({"priority": "urgent"}, {"expires_in_s": -1}, {"key": "a b"}, {"key": ""}):
+    for wrong in (
+        {"priority": "urgent"},
+        {"expires_in_s": -1},
+        {"key": "a b"},
+        {"key": ""},
+        {"subject": "a\nb"},
+    ):
         with pytest.raises(UsageError):
             agent.send(other.name, "note", 1, **wrong)
     for payload in (float("nan"), {1, 2}, "\ud800"):

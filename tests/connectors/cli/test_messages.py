@@ -25,7 +25,7 @@ def test_a_payload_comes_from_an_argument_a_file_or_standard_input_and_is_draine
     file.write_text('["from", {"a": "file"}]')
     to = ("messages", "send", "operator")
     sent = [
-        trunkline.json(*to, "k1", '{"n": 1}'),
+        trunkline.json(*to, "k1", '{"n": 1}', "--subject", "tea for two"),
         trunkline.json(*to, "k2", f"@{file}"),
         json_of(trunkline.run(*to, "k3", "--json", "-", stdin='"from standard input"')),
         trunkline.json(*to, "k4", "--text", HOSTILE),
@@ -35,6 +35,7 @@ def test_a_payload_comes_from_an_argument_a_file_or_standard_input_and_is_draine
     table = trunkline.call("messages", "peek").stdout
     for answer in sent:
         assert answer["message_id"] in table
+    assert " SUBJECT " in table and " tea for two " in table
     drained = trunkline.call("messages", "drain", "--limit", "4", "--request-id", "d-1")
     assert drained.returncode == 0
     assert "4 taken, 1 left; the same again: --request-id d-1" in drained.stderr

@@ -95,13 +95,13 @@ def test_follow_prints_each_message_as_it_comes_escaped_and_takes_none(
     waits = send(hub, payload={"text": HOSTILE})
     text, lines = Following(trunkline.start("messages", "follow")), Following(trunkline.start(*FOLLOW))
     assert lines.wait(1)[0]["payload"] == {"text": HOSTILE}
-    comes = send(hub, payload=[2], in_reply_to="m-1", thread="t-1")
+    comes = send(hub, payload=[2], in_reply_to="m-1", thread="t-1", subject="tea")
     found = lines.wait(2)
     assert [one["id"] for one in found] == [waits, comes]
     assert len({one["event_id"] for one in found}) == 2
     wait_until(lambda: len(text.lines) == 2, what="two lines of text")
     assert waits in text.lines[0]
-    assert "in reply to m-1  thread t-1  [2]" in text.lines[1]
+    assert "in reply to m-1  thread t-1  subject tea  [2]" in text.lines[1]
     for line in (*text.lines, *lines.lines):
         assert line.endswith("\n")
         assert line[:-1].isprintable()

@@ -17,22 +17,9 @@ LONGEST_LEASE_US = 86_400_000_000
 ORDER = ["high", "normal", "low"]
 LEADS_TO = {"acked": "claimed", "read": "read", "expired": "expired"}
 OPEN = ("delayed", "unread", "leased")
-DEFAULTS = {
-    "from_verified": False,
-    "from_task": None,
-    "priority": "normal",
-    "in_reply_to": None,
-    "thread": None,
-    "broadcast_id": None,
-    "sent_at": None,
-    "expires_at": None,
-    "parent_thread": None,
-    "root_thread": None,
-    "on_behalf_of": None,
-    "replay_of": None,
-    "topic": None,
-    "hops": None,
-}
+NULLABLE = ("from_task", "in_reply_to", "thread", "broadcast_id", "sent_at", "expires_at", "parent_thread")
+NULLABLE += ("root_thread", "on_behalf_of", "replay_of", "topic", "hops", "subject")
+DEFAULTS = {"from_verified": False, "priority": "normal", **dict.fromkeys(NULLABLE)}
 
 OF_THE_DOOR = ("pending_most", "bytes_most", "unlimited")
 
@@ -376,6 +363,7 @@ def contents(now: int) -> tuple[dict[str, Any], ...]:
             "broadcast_id": "b",
             "sent_at": "at noon",
             "topic": "news",
+            "subject": "the news",
         },
         {"expires_at": time_at(now + 1000)},
         {"expires_at": time_at(now + 30_000_000, "001")},

@@ -37,6 +37,7 @@ FIELDS = (
     "deliver_after_s",
     "in_reply_to",
     "thread",
+    "subject",
     "seq",
     "other",
 )

@@ -177,6 +177,8 @@ def test_the_version_may_be_left_out_and_nothing_else_that_is_required(agent: Ag
         {"priority": "urgent"},
         {"in_reply_to": "../x"},
         {"thread": "\n"},
+        {"subject": "a\nb"},
+        {"subject": "x" * 201},
         {"seq": 0},
         {"seq": True},
         {"seq": 1.0},

@@ -117,7 +117,8 @@ COLUMNS = {
         "thread string, broadcast_id string, sent_at string, expires_at string, posted_at time!, "
         "attempts int64!, handed_to string, handed_at time, request_id string, lease_until time, "
         "ended_at time, parent_thread string, root_thread string, on_behalf_of string, "
-        "last_reason string, replay_of string, deliver_at time, topic string, blob string, hops int64"
+        "last_reason string, replay_of string, deliver_at time, topic string, blob string, hops int64, "
+        "subject string"
     ),
     "mailbox_limits": (
         "realm string!, recipient string!, pending_most int64, bytes_most int64, limited_by string!, "

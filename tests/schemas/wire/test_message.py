@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from typing import Any
 
 import pytest
@@ -17,7 +18,8 @@ from schemas.tables.ledger import ledger_row, record_of_row
 from tests.schemas.job_records import KEYRING, START_US, document_record, said
 from tests.schemas.mailbox_records import row_of
 from tests.schemas.stream_records import MAILBOX_KEY, as_read, message
-from trunkline_agent.wire.ids import parse_stream_key, stream_key
+from trunkline_agent.wire.ids import is_name, parse_stream_key, stream_key
+from trunkline_agent.wire.message_fields import DESCRIPTION
 from trunkline_agent.wire.moments import has_come
 
 
@@ -32,7 +34,7 @@ CONTENTS = (
     {},
     {"body": "other"},
     {"kind": "tell", "priority": "high", "from_verified": True},
-    {"in_reply_to": "m0", "thread": "t1", "broadcast_id": "b1"},
+    {"in_reply_to": "m0", "thread": "t1", "broadcast_id": "b1", "subject": "stars ☃"},
     {"sent_at": "2026-11-21T10:00:00Z", "expires_at": "2026-11-22T10:00:00Z", "content_type": "text/plain"},
 )
 
@@ -81,7 +83,20 @@ def test_a_row_says_all_that_the_message_says() -> None:
         sent_at="2026-11-21T10:00:00Z",
         expires_at="2026-11-22T10:00:00Z",
         posted_at=START_US,
+        subject="stars ☃",
     )
+
+
+@pytest.mark.requirement("DL-42")
+@given(st.text(max_size=210) | st.sampled_from(("x" * 200, "x" * 201, "")))
+def test_a_subject_is_one_line_of_at_most_200_characters_at_each_place_that_checks_it(text: str) -> None:
+    is_valid = 1 <= len(text) <= 200 and not any(
+        one in "\u2028\u2029" or unicodedata.category(one) == "Cc" for one in text
+    )
+    assert is_valid == (DESCRIPTION[0].fault(text, is_name) is None)
+    assert is_valid == (said(post(message(subject=text), Entries())) == ("accepted", None))
+    # JSON can have half a character, and UTF-8 cannot.
+    assert DESCRIPTION[0].fault(text + "\ud800", is_name) is not None
 
 
 def test_what_a_message_does_not_say_has_its_default() -> None:

@@ -12,6 +12,8 @@ export interface SentFields {
   inReplyTo?: string;
   /** Messages of a higher priority are handed out first. */
   priority?: "low" | "normal" | "high";
+  /** Short text about the message, for lists. */
+  subject?: string;
   /** Id of the conversation. */
   thread?: string;
 }
@@ -22,6 +24,8 @@ export interface MessageFields {
   readonly inReplyTo: string | null;
   /** Id of the conversation. */
   readonly thread: string | null;
+  /** Short text about the message, for lists. */
+  readonly subject: string | null;
 }
 
 /** A message that the hub sends again and again. */

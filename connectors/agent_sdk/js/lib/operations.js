@@ -29,13 +29,14 @@ async function rowsOf(hub, path, { rows, by, query, signal }) {
 }
 
 /** The optional fields of a message that is sent, as the hub names them. */
-export function sentFields({ blob, deliverAfterS, expiresInS, inReplyTo, priority, thread }) {
+export function sentFields({ blob, deliverAfterS, expiresInS, inReplyTo, priority, subject, thread }) {
   return given({
     blob: blob?.digest ?? blob,
     deliver_after_s: deliverAfterS,
     expires_in_s: expiresInS,
     in_reply_to: inReplyTo,
     priority,
+    subject,
     thread,
   });
 }
@@ -45,6 +46,7 @@ export function messageFields(found) {
   return {
     inReplyTo: found.in_reply_to ?? null,
     thread: found.thread ?? null,
+    subject: found.subject ?? null,
   };
 }
 

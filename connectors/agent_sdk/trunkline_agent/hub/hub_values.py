@@ -88,6 +88,7 @@ class ReceivedMessage:
         timestamp: When the log stored it, in ISO 8601.
         in_reply_to: The id of the message that it answers. None: none.
         thread: The id of the conversation. None: none.
+        subject: A short text about the message. None: none.
         topic: The topic to which it was published. None: none.
         reference: The blob that it refers to. None: none.
         replay_of: The id of the dead message that it repeats. None: none.
@@ -107,6 +108,7 @@ class ReceivedMessage:
             raise not_a_gateway() from None
         self.in_reply_to: str | None = get("in_reply_to")
         self.thread: str | None = get("thread")
+        self.subject: str | None = get("subject")
         self.topic: str | None = get("topic")
         blob = get("blob")
         self.reference: BlobReference | None = None if blob is None else BlobReference.of(blob)

@@ -18,6 +18,7 @@ class SentFields(TypedDict, total=False):
         expires_in_s: Time until the message expires, in seconds. None: never.
         in_reply_to: Id of the message that this one answers. None: none.
         priority: Messages of a higher priority are handed out first.
+        subject: Short text about the message, for lists. None: none.
         thread: Id of the conversation. None: none.
     """
 
@@ -26,6 +27,7 @@ class SentFields(TypedDict, total=False):
     expires_in_s: float | None
     in_reply_to: str | None
     priority: str | None
+    subject: str | None
     thread: str | None
 
 

@@ -99,7 +99,7 @@ CONVERSATION = (
     MessageField("thread", "Id of the conversation."),
 )
 """The fields that put a message into a conversation. For XML they come from the envelope alone."""
-DESCRIPTION: tuple[MessageField, ...] = ()
+DESCRIPTION = (MessageField("subject", "Short text about the message, for lists.", most=200),)
 """The fields that describe a message, wherever it is sent."""
 MESSAGE_FIELDS = (*CONVERSATION, *DESCRIPTION)
 """All fields, in the order in which documents show them."""

@@ -239,6 +239,23 @@ def test_what_is_no_name_raises_and_reaches_no_file(queue: Queue, wrong: Any) ->
     assert not queue.root.exists()
 
 
+@pytest.mark.requirement("DL-42")
+@pytest.mark.parametrize("wrong", ["", "a\nb", "x" * 201, 5, "\x9b", "\u2028"])
+def test_a_subject_is_kept_refused_at_once_and_left_out_of_the_line_of_another_program(
+    queue: Queue, session_path: Path, wrong: Any
+) -> None:
+    with pytest.raises(ValueError, match="the subject: expected one line of 1 to 200 characters"):
+        queue.send("ask", "x", subject=wrong)
+    with pytest.raises(TypeError, match="no field 'subjekt'"):
+        queue.send("ask", "x", subjekt="x")
+    assert not queue.root.exists()
+    queue.send("ask", "x", subject="tea ☃")
+    line = session_path / "messages.jsonl"
+    said = json.loads(line.read_text())
+    line.write_text(json.dumps(said) + "\n" + json.dumps({**said, "msg_id": "m-2", "subject": wrong}) + "\n")
+    assert [one.get("subject") for one in queue.poll("ann")] == ["tea ☃", None]
+
+
 @pytest.mark.requirement("FQ-12")
 @settings(deadline=None)
 @given(st.text(max_size=200) | st.from_regex(r"[A-Za-z0-9._\-]{0,140}", fullmatch=True))

@@ -27,7 +27,7 @@ const isEmpty = async (agent) => {
 };
 
 test("a message is sent, leased and acknowledged when the loop goes on", async () => {
-  const sent = await ann.send("bo", "build", { commit: "4d416e8" }, { priority: "high", thread: "t-1" });
+  const sent = await ann.send("bo", "build", { commit: "4d416e8" }, { priority: "high", thread: "t-1", subject: "a commit" });
   assert.equal(sent.delivered, true);
   assert.equal(sent.verdict, "accepted");
   const seen = [];
@@ -36,8 +36,8 @@ test("a message is sent, leased and acknowledged when the loop goes on", async (
     assert.equal(message.state, "open");
   }
   assert.deepEqual(
-    seen.map(({ id, sender, type, payload, thread, attempt, state }) => [id, sender, type, payload, thread, attempt, state]),
-    [[sent.messageId, "ann", "build", { commit: "4d416e8" }, "t-1", 1, "acknowledged"]],
+    seen.map(({ id, sender, type, payload, thread, subject, attempt, state }) => [id, sender, type, payload, thread, subject, attempt, state]),
+    [[sent.messageId, "ann", "build", { commit: "4d416e8" }, "t-1", "a commit", 1, "acknowledged"]],
   );
   await isEmpty(bo);
 });

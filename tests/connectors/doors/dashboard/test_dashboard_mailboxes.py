@@ -86,7 +86,7 @@ def test_a_mailbox_opens_and_shows_each_message_with_holder_lease_attempt_and_la
 ):
     dead = sent(operator, payload="kill me")
     assert killed(wilma, "no disk left") == dead
-    held = sent(operator)
+    held = sent(operator, subject="two flaky tests <b>")
     lease_id, _ = leased(wilma, 90)
     waits, urgent = sent(operator), sent(operator, payload="later")
     page = live(open_page(dashboard.address))
@@ -99,7 +99,7 @@ def test_a_mailbox_opens_and_shows_each_message_with_holder_lease_attempt_and_la
     assert page.url.endswith("#mailbox/default/wilma")
     expect(drawer.locator("h3")).to_have_text(["Leased 1", "Dead 1", "Waiting 2"])
     assert [row.get_attribute("data-message") for row in rows(page, "waiting").all()] == [waits, urgent]
-    for text in ("note from operator", "held by http/wilma", "attempt 1", " s old"):
+    for text in ("note from operator", "two flaky tests <b>", "held by http/wilma", "attempt 1", " s old"):
         expect(row_of(page, held)).to_contain_text(text)
     for text in ("note from operator", f"{ATTEMPTS} attempts", "no disk left", "died "):
         expect(row_of(page, dead)).to_contain_text(text)

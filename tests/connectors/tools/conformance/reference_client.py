@@ -218,7 +218,7 @@ class ReferenceClient:
             self.ends[message["id"]] = time.monotonic() + longest_s
         if "parses_texts" in self.faults and isinstance(message["payload"], str):
             message["payload"] = {"42": 42, "true": True}.get(message["payload"], message["payload"])
-        names = ("id", "sender", "type", "payload", "attempt", "in_reply_to", "thread", "topic")
+        names = ("id", "sender", "type", "payload", "attempt", "in_reply_to", "thread", "subject", "topic")
         return {"message": {name: message.get(name) for name in names}}
 
     def ack(self, message_id: str) -> dict[str, Any]:
