@@ -8,8 +8,13 @@ from connectors.hub.engine.operation import Operation
 from connectors.operations.agents.agent_operations import AGENTS, CONTAINERS, PARTICIPANTS
 from connectors.operations.agents.mqtt_agent_operations import MQTT_AGENTS, OF_AGENTS
 from connectors.operations.messages.lease_operations import AcknowledgeMessages, ExtendLease, GiveBackMessages
-from connectors.operations.messages.message_operations import MarkMessagesRead, SendMessage, TakeMessages
-from connectors.operations.principals.dead_messages import OF_MESSAGES, ReplayMessage
+from connectors.operations.messages.message_operations import (
+    OF_MESSAGES,
+    MarkMessagesRead,
+    SendMessage,
+    TakeMessages,
+)
+from connectors.operations.principals.dead_messages import ReplayMessage
 from connectors.operations.principals.limit_operations import LIMITS
 from connectors.operations.principals.principal_operations import MAILBOXES, PRINCIPALS
 from connectors.operations.schedules.schedule_operations import SCHEDULES

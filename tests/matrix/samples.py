@@ -125,6 +125,7 @@ SAMPLES: Final[dict[str, Sample]] = {
     "broadcast_message": Sample("ODWA", _none, _SENT, {"payload": 2}, _BLOB),
     "read_audit": Sample("ODV", _none),
     "drain_messages": Sample("ODWA", _drain, changes=("left",), is_known=False),
+    "count_messages": Sample("ODWA", _none),
     "mark_messages_read": Sample(
         "ODWA", lambda ground, owner: ({}, {"message_ids": [ground.message(owner)]}), {}
     ),

@@ -147,6 +147,7 @@ SAMPLES: dict[str, ToolSample] = {
     "lease_messages": ToolSample(
         lambda agents: {"limit": 100} if agents.sent() else {}, {"leaseSeconds": 4711, "timeoutSeconds": 0}
     ),
+    "count_messages": ToolSample(),
     "ack_messages": ToolSample(Agents.leased),
     "nack_message": ToolSample(_given_back, {"reason": "the-reason"}),
     "extend_lease": ToolSample(Agents.leased, {"leaseSeconds": 4711}, changes=("deadline",)),

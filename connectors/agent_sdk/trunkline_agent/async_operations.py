@@ -7,7 +7,7 @@ from trunkline_agent.hub import agent_plans
 from trunkline_agent.hub.agent_plans import AgentCalls
 from trunkline_agent.hub.async_client import AsyncHubClient
 from trunkline_agent.hub.hub_requests import path_of, post_json
-from trunkline_agent.hub.operation_values import AgentInfo, Schedule
+from trunkline_agent.hub.operation_values import AgentInfo, Count, Schedule
 
 
 class AsyncOperations:
@@ -44,6 +44,16 @@ class AsyncOperations:
         """
         await self.hub.run(
             post_json(path_of("topics", topic, "unsubscribe"), {}, retries=self._calls.retries, key=key)
+        )
+
+    async def count(self) -> Count:
+        """Count the messages that wait in the agent's mailbox, by priority.
+
+        Raises:
+            TrunklineError: Any other refusal, as of `send`.
+        """
+        return await self.hub.run(
+            agent_plans.read(Count, path_of("messages", "count"), {}, self._calls.retries)
         )
 
     async def unschedule(self, name: str, *, key: str | None = None) -> Schedule:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from trunkline_agent.hub import agent_plans
 from trunkline_agent.hub.agent_plans import AgentCalls
 from trunkline_agent.hub.hub_requests import path_of, post_json
-from trunkline_agent.hub.operation_values import AgentInfo, Schedule
+from trunkline_agent.hub.operation_values import AgentInfo, Count, Schedule
 from trunkline_agent.hub.sync_client import HubClient
 
 
@@ -43,6 +43,14 @@ class Operations:
         self.hub.run(
             post_json(path_of("topics", topic, "unsubscribe"), {}, retries=self._calls.retries, key=key)
         )
+
+    def count(self) -> Count:
+        """Count the messages that wait in the agent's mailbox, by priority.
+
+        Raises:
+            TrunklineError: Any other refusal, as of `send`.
+        """
+        return self.hub.run(agent_plans.read(Count, path_of("messages", "count"), {}, self._calls.retries))
 
     def unschedule(self, name: str, *, key: str | None = None) -> Schedule:
         """Remove a schedule, so that it has no further runs. Messages that were posted stay.

@@ -128,6 +128,9 @@ REQUESTS = {
         "limits",
         "scope",
     ),
+    "messages count": Declared(
+        "GET", ("messages", "count"), "Count the messages that wait in your mailbox, by priority", ()
+    ),
     "schedules remove": Declared(
         "POST",
         ("schedules", "{name}", "remove"),

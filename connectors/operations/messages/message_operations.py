@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
 from fastapi import Header, Response
+from pydantic import Field
 
+from connectors.hub.engine.family import Family, LongAnswer
 from connectors.hub.engine.operation import (
     SMALL_BYTES,
     Answer,
     Asked,
     Behind,
+    Call,
     IsGone,
     Operation,
     Unusual,
@@ -21,12 +25,13 @@ from connectors.hub.engine.operation import (
 )
 from connectors.hub.live.settled_feed import SettledRecord
 from connectors.hub.services.audit_log import why_refused
+from connectors.hub.services.hub import Hub
 from connectors.hub.services.mailbox_waits import Mailbox
 from connectors.hub.services.mailboxes import own_mailboxes
 from connectors.hub.serving.admission import WhyRefused
 from connectors.hub.serving.answers import json_answer, refuse_rejected
 from connectors.hub.serving.identities import request_uuid
-from connectors.hub.serving.models import ERRORS
+from connectors.hub.serving.models import ERRORS, AnswerBody
 from connectors.hub.serving.policy import Action
 from connectors.operations.blobs.blobs import reference_to
 from connectors.operations.messages.deliveries import (
@@ -61,11 +66,15 @@ from connectors.operations.rules.message_models import (
 )
 from connectors.operations.rules.read_marks import ReadMarks, mark_records, marks_of, plan_marks
 from schemas.streams.blob.blobs import BlobReference
-from schemas.streams.mailboxes.message import LEASED, Message, verified_message
+from schemas.streams.mailboxes.message import LEASED, PRIORITIES, Message, MessageRow, verified_message
 from schemas.wire.record import OutgoingRecord
+from trunkline_agent.wire.moments import has_come
 from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE
 
 MESSAGES: Final = "/api/hub/messages"
+OF_MESSAGES: Final = Family(MESSAGES)
+# The bytes that the reading of a message costs, as if they were in the answer.
+_READ_BYTES: Final = 64
 RequestId = Annotated[
     str | None,
     Header(
@@ -313,3 +322,46 @@ class MarkMessagesRead(Operation):
         read = {*marks.marked, *marks.read_before}
         said = {"read": [one for one in dict.fromkeys(asked.body.message_ids) if one in read]}
         return {**said, "not_marked": marks.not_marked, "unknown": marks.unknown}
+
+
+class CountAnswer(AnswerBody):
+    """The numbers of messages that wait in the caller's mailbox."""
+
+    high: Annotated[int, Field(examples=[1])]
+    """Number of messages of the priority `high`."""
+    normal: Annotated[int, Field(examples=[2])]
+    """Number of messages of the priority `normal`."""
+    low: Annotated[int, Field(examples=[0])]
+    """Number of messages of the priority `low`."""
+    total: Annotated[int, Field(examples=[3])]
+    """Number of all of them."""
+
+
+@OF_MESSAGES.get(
+    "/count",
+    Action.MESSAGE_DRAIN,
+    CountAnswer,
+    TOOL="count_messages",
+    COMMAND="messages count",
+    CALL=Call("count"),
+)
+def count_messages(hub: Hub, asked: Asked) -> LongAnswer:
+    """Count the messages that wait in the caller's mailbox, by priority.
+
+    A message that is leased, delayed or expired does not wait.
+    """
+    mailboxes = own_mailboxes(asked.caller, hub.settings.gateway.mailbox_per_token)
+    keys = ["/".join((*mailbox, one)) for mailbox in mailboxes for one in hub.mailboxes.waiting(mailbox)]
+    return LongAnswer(_READ_BYTES * len(keys), partial(_counted, hub, keys, hub.log_clock.now_us()))
+
+
+def _counted(hub: Hub, keys: Sequence[str], now_us: int) -> dict[str, int]:
+    rows = (hub.live_view.get(MessageRow, key) for key in keys)
+    found = Counter(row.priority for row in rows if row is not None and _is_waiting(row, now_us))
+    return {**{priority: found[priority] for priority in PRIORITIES}, "total": found.total()}
+
+
+def _is_waiting(row: MessageRow, now_us: int) -> bool:
+    is_held = row.status == LEASED and (row.lease_until or 0) > now_us
+    is_over = row.expires_at is not None and has_come(row.expires_at, now_us)
+    return row.is_live and not is_held and not is_over

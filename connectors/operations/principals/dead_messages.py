@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Final
 
 from fastapi import Path, Response
 
-from connectors.hub.engine.family import Family, LongAnswer
+from connectors.hub.engine.family import LongAnswer
 from connectors.hub.engine.operation import Answer, Asked, Behind, IsGone, Operation, Unusual
 from connectors.hub.live.live_store import LiveRows
 from connectors.hub.live.settled_feed import SettledRecord
@@ -23,7 +23,7 @@ from connectors.hub.serving.identities import NAMESPACE
 from connectors.hub.serving.models import NAMED, NoFields
 from connectors.hub.serving.policy import Action
 from connectors.operations.blobs.blobs import reference_to
-from connectors.operations.messages.message_operations import MESSAGES
+from connectors.operations.messages.message_operations import OF_MESSAGES
 from connectors.operations.messages.shown_messages import answer_bytes_of, blob_of
 from connectors.operations.principals.principal_operations import (
     MAILBOX,
@@ -42,7 +42,6 @@ from trunkline_agent.wire.moments import has_come
 from trunkline_agent.wire.verdicts import DUPLICATE, ILLEGAL_TRANSITION
 
 MessagePath = Annotated[str, Path(**NAMED, description="Id of the dead message.")]
-OF_MESSAGES: Final = Family(MESSAGES)
 _COPIED: Final = (
     "realm",
     "from_verified",

@@ -24,11 +24,14 @@ def taken(agent, **options):
 
 @pytest.mark.requirement("AG-12")
 @pytest.mark.requirement("DL-42")
+@pytest.mark.requirement("DL-43")
 def test_a_message_is_sent_with_all_its_fields(joined):
     sender, recipient = joined(), joined()
     about = {"thread": "t-1", "in_reply_to": "m-1", "subject": "a subject ☃", "priority": "high"}
     sent = sender.send(recipient.name, "a kind", {"x": [1, "ä"]}, **about)
     assert sent.is_delivered and sent.verdict == ACCEPTED
+    counted = recipient.count()
+    assert (counted.high, counted.normal, counted.low, counted.total) == (1, 0, 0, 1)
     found = taken(recipient)
     assert (found.id, found.sender, found.recipient) == (sent.message_id, sender.name, recipient.name)
     assert (found.type, found.payload) == ("a kind", {"x": [1, "ä"]})

@@ -32,6 +32,7 @@ def test_a_payload_comes_from_an_argument_a_file_or_standard_input_and_is_draine
         trunkline.json(*to, "k5"),
     ]
     assert all(answer["delivered"] for answer in sent)
+    assert trunkline.json("messages", "count") == {"high": 0, "normal": 5, "low": 0, "total": 5}
     table = trunkline.call("messages", "peek").stdout
     for answer in sent:
         assert answer["message_id"] in table

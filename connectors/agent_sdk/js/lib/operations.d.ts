@@ -28,6 +28,18 @@ export interface MessageFields {
   readonly subject: string | null;
 }
 
+/** The numbers of messages that wait in the caller's mailbox. */
+export interface Count {
+  /** Number of messages of the priority `high`. */
+  high: number;
+  /** Number of messages of the priority `normal`. */
+  normal: number;
+  /** Number of messages of the priority `low`. */
+  low: number;
+  /** Number of all of them. */
+  total: number;
+}
+
 /** A message that the hub sends again and again. */
 export interface Schedule {
   /** Name of the schedule. */
@@ -88,6 +100,12 @@ export class Operations {
       signal?: AbortSignal;
     },
   ): Promise<void>;
+  /** Count the messages that wait in the agent's mailbox, by priority. */
+  count(
+    options?: {
+      signal?: AbortSignal;
+    },
+  ): Promise<Count>;
   /**
    * Remove a schedule, so that it has no further runs. Messages that were posted stay.
    *

@@ -50,6 +50,13 @@ export function messageFields(found) {
   };
 }
 
+const COUNT = {
+  high: ["high"],
+  normal: ["normal"],
+  low: ["low"],
+  total: ["total"],
+};
+
 const SCHEDULE = {
   name: ["schedule"],
   recipient: ["recipient"],
@@ -93,6 +100,11 @@ export class Operations {
    */
   async unsubscribe(topic, { key, signal } = {}) {
     await this.#hub.post(pathOf("topics", topic, "unsubscribe"), {}, { key, signal });
+  }
+
+  /** Count the messages that wait in the agent's mailbox, by priority. */
+  async count({ signal } = {}) {
+    return valueOf(await this.#hub.get(pathOf("messages", "count"), { signal }), COUNT);
   }
 
   /**

@@ -32,6 +32,24 @@ class SentFields(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
+class Count(HubValue):
+    """The numbers of messages that wait in the caller's mailbox.
+
+    Attributes:
+        high: Number of messages of the priority `high`.
+        normal: Number of messages of the priority `normal`.
+        low: Number of messages of the priority `low`.
+        total: Number of all of them.
+    """
+
+    FIELDS: ClassVar = ("high", "normal", "low", "total")
+    high: int
+    normal: int
+    low: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class Schedule(HubValue):
     """A message that the hub sends again and again.
 

@@ -30,6 +30,7 @@ test("a message is sent, leased and acknowledged when the loop goes on", async (
   const sent = await ann.send("bo", "build", { commit: "4d416e8" }, { priority: "high", thread: "t-1", subject: "a commit" });
   assert.equal(sent.delivered, true);
   assert.equal(sent.verdict, "accepted");
+  assert.deepEqual(await bo.count(), { high: 1, normal: 0, low: 0, total: 1 });
   const seen = [];
   for await (const message of bo.messages({ waitS: 0.2 })) {
     seen.push(message);

@@ -50,6 +50,7 @@ NOT_ASKED |= {f"{MESSAGES}/{how}" for how in ("read", "ack", "nack", "extend")}
 OF_THE_ANSWER = ("position", "verdict", "left", "cleared")
 # A broadcast that is repeated reaches also who has come meanwhile.
 BROADCAST = "/api/hub/messages/broadcast"
+COUNT = f"{MESSAGES}/count"
 _numbers = itertools.count(1)
 
 
@@ -66,8 +67,8 @@ class Question(NamedTuple):
 
     @property
     def changes(self) -> bool:
-        """True if it changes anything: each action that is not a reading, listing or following does."""
-        is_reading = self.action is None or self.action.endswith((".read", ".list"))
+        """True if it changes anything: each action but to read, list, follow, or count."""
+        is_reading = self.action is None or self.action.endswith((".read", ".list")) or self.route == COUNT
         return not is_reading and not self.is_endless
 
     @property

@@ -84,6 +84,34 @@ def test_the_lease_of_a_message_outlasts_its_expiry_and_the_message_ends_when_it
     wait_until(lambda: status(hub.operator, name) == "expired", IN_TIME_S + 1, "expired after the lease")
 
 
+@pytest.mark.requirement("DL-43")
+def test_a_count_has_what_waits_by_priority_and_not_what_is_leased_delayed_or_expired(hub):
+    name, token = hub.principal("worker")
+    mine = hub.client(token)
+
+    def counted():
+        answer = mine.get(f"{MESSAGES}/count")
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    assert counted() == {"high": 0, "normal": 0, "low": 0, "total": 0}
+    for priority in ("high", "high", "normal", "normal", "normal", "low"):
+        sent(hub.operator, name, priority=priority)
+    sent(hub.operator, name, deliver_after_s=600)
+    sent(hub.operator, name, priority="low", expires_in_s=0.001)
+    assert counted() == {"high": 2, "normal": 3, "low": 1, "total": 6}
+    leased = mine.get(MESSAGES, params={"lease": 2, "limit": 3}).json()
+    assert counted() == {"high": 0, "normal": 2, "low": 1, "total": 3}
+    mine.post(
+        f"{MESSAGES}/ack", json={"lease_id": leased["lease_id"], "message_ids": [leased["messages"][0]["id"]]}
+    )
+    wait_until(lambda: counted()["total"] == 5, 10, "the lease has ended")
+    assert counted() == {"high": 1, "normal": 3, "low": 1, "total": 5}
+    # Nobody counts the messages of others: there is no name to give.
+    other = hub.client(hub.principal("worker")[1])
+    assert other.get(f"{MESSAGES}/count", params={"name": name}).json()["total"] == 0
+
+
 @pytest.mark.requirement("DL-22")
 def test_a_delayed_message_is_seen_by_nobody_before_its_time_and_once_after_it(hub):
     name, token = hub.principal("worker")

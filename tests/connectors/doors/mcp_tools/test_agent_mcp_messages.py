@@ -42,6 +42,7 @@ def operator(shared_gateway: McpGateway) -> Iterator[httpx.Client]:
         yield client
 
 
+@pytest.mark.requirement("DL-43")
 @pytest.mark.parametrize("transport", ["http", "sse"])
 def test_any_text_arrives_as_it_was_sent(
     shared_gateway: McpGateway, new_agent: Callable[[str], Agent], transport: str
@@ -53,6 +54,8 @@ def test_any_text_arrives_as_it_was_sent(
             for content in CONTENTS.values():
                 sent = {"targetAgentId": agent.name, "message": content}
                 assert not (await client.call_tool("send_to_agent", sent)).is_error
+            counted = await client.call_tool("count_messages", {})
+            assert counted.structured_content == {"high": 0, "normal": 9, "low": 0, "total": 9}
             answer = await client.call_tool("get_my_messages", {})
             assert not answer.is_error, answer.content
             return list(answer.structured_content["messages"])

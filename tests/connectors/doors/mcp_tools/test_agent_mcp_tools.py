@@ -30,6 +30,7 @@ TOOLS = {
     "list_topics",
     "upload_blob",
     "read_blob",
+    "count_messages",
 }
 
 
