@@ -67,6 +67,7 @@ from connectors.operations.rules.message_models import (
 from connectors.operations.rules.read_marks import ReadMarks, mark_records, marks_of, plan_marks
 from schemas.streams.blob.blobs import BlobReference
 from schemas.streams.mailboxes.message import LEASED, PRIORITIES, Message, MessageRow, verified_message
+from schemas.streams.mailboxes.pending_message import is_lease_held
 from schemas.wire.record import OutgoingRecord
 from trunkline_agent.wire.moments import has_come
 from trunkline_agent.wire.verdicts import ACCEPTED, DUPLICATE
@@ -351,17 +352,18 @@ def count_messages(hub: Hub, asked: Asked) -> LongAnswer:
     A message that is leased, delayed or expired does not wait.
     """
     mailboxes = own_mailboxes(asked.caller, hub.settings.gateway.mailbox_per_token)
-    keys = ["/".join((*mailbox, one)) for mailbox in mailboxes for one in hub.mailboxes.waiting(mailbox)]
-    return LongAnswer(_READ_BYTES * len(keys), partial(_counted, hub, keys, hub.log_clock.now_us()))
+    most = sum(map(hub.mailboxes.depth, mailboxes))
+    return LongAnswer(_READ_BYTES * most, partial(_counted, hub, mailboxes, hub.log_clock.now_us()))
 
 
-def _counted(hub: Hub, keys: Sequence[str], now_us: int) -> dict[str, int]:
+def _counted(hub: Hub, mailboxes: Sequence[Mailbox], now_us: int) -> dict[str, int]:
+    keys = ("/".join((*mailbox, one)) for mailbox in mailboxes for one in hub.mailboxes.waiting(mailbox))
     rows = (hub.live_view.get(MessageRow, key) for key in keys)
     found = Counter(row.priority for row in rows if row is not None and _is_waiting(row, now_us))
     return {**{priority: found[priority] for priority in PRIORITIES}, "total": found.total()}
 
 
 def _is_waiting(row: MessageRow, now_us: int) -> bool:
-    is_held = row.status == LEASED and (row.lease_until or 0) > now_us
+    is_held = row.status == LEASED and is_lease_held(row.lease_until or 0, now_us)
     is_over = row.expires_at is not None and has_come(row.expires_at, now_us)
     return row.is_live and not is_held and not is_over

@@ -1,7 +1,8 @@
 """The fields of a message, from its sender to its recipients, and durations: the same at every door (DL-30).
 
-A field that is added to `DESCRIPTION` is taken, checked and shown by every door, library and command line. The
-durations are the times until a message is delivered and until it expires.
+A field that is added to `DESCRIPTION` is taken, checked and shown by every door and command line. "A field of a
+message" in docs/explanation/architecture.md says what else it needs, by hand. The durations are the times until
+a message is delivered and until it expires.
 """
 
 from __future__ import annotations
