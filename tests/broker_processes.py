@@ -1,4 +1,4 @@
-"""Real brokers and our own programs as child processes, and the bounded wait that tests use."""
+"""Real brokers and our own programs as child processes, and what tests wait for."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
 import pytest
 from pydantic import SecretStr
 
@@ -44,6 +45,16 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = 20.0, what: str 
         if time.monotonic() > deadline:
             pytest.fail(f"not within {timeout_s} s: {what}")
         time.sleep(0.02)
+
+
+def watch_threads() -> Callable[[], set[int]]:
+    """A function that tells which threads of this process have begun since and run still, Kafka's client's too.
+
+    Their number alone would depend on the threads of earlier tests, which end meanwhile.
+    """
+    process = psutil.Process()
+    before = {one.id for one in process.threads()}
+    return lambda: {one.id for one in process.threads()} - before
 
 
 def accepts(port: int) -> bool:

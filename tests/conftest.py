@@ -7,6 +7,7 @@ MQTT prefix and a data directory of its own. `start_bridge` runs the bridge, `re
 from __future__ import annotations
 
 import compileall
+import fcntl
 import functools
 import gc
 import hashlib
@@ -195,7 +196,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take longest, and shorten the random tests if `check` asks for it.
 
     At the end of a run no worker should have one left while the others have nothing to do. Next come the tests
-    of the worker that has Spark, then the files with long time limits.
+    of the worker that has Spark, then the files with long time limits. The last are undisturbed tests: all
+    workers wait for these.
     """
     limits: dict[Path, float] = {}
     for item in items:
@@ -203,8 +205,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         limit = float(marker.args[0]) if marker is not None and marker.args else 0.0
         limits[item.path] = max(limit, limits.get(item.path, 0.0))
 
-    def order(path: Path) -> tuple[bool, bool, float]:
-        return path.name not in LONGEST, not takes_spark(path), -limits[path]
+    undisturbed = {item.path for item in items if item.get_closest_marker("undisturbed")}
+
+    def order(path: Path) -> tuple[bool, bool, bool, float]:
+        return path in undisturbed, path.name not in LONGEST, not takes_spark(path), -limits[path]
 
     items.sort(key=lambda item: order(item.path))
     if is_quick():
@@ -220,6 +224,30 @@ def shorten(test: Any) -> None:
         getattr(test, "__func__", test)._hypothesis_internal_use_settings = hypothesis.settings(
             drawn, max_examples=examples
         )
+
+
+@functools.cache
+def worker_locks() -> tuple[int, int]:
+    """Return two files that all workers of a checkout can lock: the gate to the other, so that nobody starves,
+    and the one that a test holds.
+    """
+    gate, running = (PROJECT_ROOT / name for name in ("pyproject.toml", "tests/conftest.py"))
+    return os.open(gate, os.O_RDONLY), os.open(running, os.O_RDONLY)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Let no other worker run a test beside an undisturbed one; the time that it waits is not the test's."""
+    if not hasattr(item.config, "workerinput"):
+        return (yield)
+    gate, running = worker_locks()
+    fcntl.flock(gate, fcntl.LOCK_EX)
+    fcntl.flock(running, fcntl.LOCK_EX if item.get_closest_marker("undisturbed") else fcntl.LOCK_SH)
+    fcntl.flock(gate, fcntl.LOCK_UN)
+    try:
+        return (yield)
+    finally:
+        fcntl.flock(running, fcntl.LOCK_UN)
 
 
 @functools.cache

@@ -97,16 +97,22 @@ class Ground:
     def job_for(self, owner: Caller) -> str:
         """Return the session that picks next, with a job for it that is its only one."""
         session = owner.name if owner.letter == "w" else fresh("session")
+        self.only_job_for(session)
+        return session
+
+    def no_job_for(self, session: str) -> None:
+        """Let a session have no job, and no job wait for any session: it would be picked first."""
         pending = self.gateway.hub.pending
-        held = pending.held_by(session)
-        if held is not None:
+        if (held := pending.held_by(session)) is not None:
             self.do("POST", f"/jobs/{held.job_id}/cancel")
-        # Jobs for any session are older, and would be picked first.
         while (free := pending.reserve(fresh("nobody"))) is not None:
             pending.release(free)
             self.do("POST", f"/jobs/{free}/cancel")
+
+    def only_job_for(self, session: str) -> None:
+        """Let a session have no job, and one wait for it that it picks next."""
+        self.no_job_for(session)
         self.job(self.operator, session)
-        return session
 
     def job_held(self, owner: Caller) -> str:
         """Return a job that the session of a worker has."""

@@ -34,6 +34,7 @@ class SmallServer:
     port: int = 0
     heard: list[Heard] = field(default_factory=list)
     connections: int = 0
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
     @property
     def access(self) -> HubAccess:
@@ -42,6 +43,7 @@ class SmallServer:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         number = self.connections
+        self.writers.append(writer)
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -94,13 +96,16 @@ def serving(handler: Handler, tls: ssl.SSLContext | None = None) -> Iterator[Sma
         started.set()
         await stop.wait()
         found.close()
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        for writer in server.writers:  # a client may never answer the end of TLS
+            writer.transport.abort()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
             task.cancel()
+        await asyncio.gather(asyncio.sleep(0), *tasks, return_exceptions=True)
 
     def main() -> None:
         asyncio.set_event_loop(loop)
         loop.run_until_complete(run())
-        loop.run_until_complete(asyncio.sleep(0))
         loop.close()
 
     thread = threading.Thread(target=main)

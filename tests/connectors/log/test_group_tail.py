@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 
-import psutil
 import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from kafka.admin import MemberToRemove
@@ -19,7 +18,7 @@ from connectors.log.publisher import Publisher
 from connectors.log.topic_consumer import GroupTail
 from schemas.log_access.kafka_clients import client_options
 from schemas.wire.record import NOT_UTF8, Record, partition_for
-from tests.broker_processes import wait_until, with_kafka
+from tests.broker_processes import wait_until, watch_threads, with_kafka
 from tests.jobs.topic_load import append_all, event
 from tests.raw_records import Raw, any_name, append_raw
 from trunkline_agent.errors import BackboneUnreachable
@@ -53,14 +52,13 @@ def of_the_job(tail: GroupTail) -> Iterator[list[Record]]:
 def test_a_new_group_begins_with_the_first_record_and_the_next_member_where_the_last_has_committed(
     backbone_settings, group, appended
 ):
-    process = psutil.Process()
-    before = process.num_threads()
+    started = watch_threads()
     with closing(GroupTail(backbone_settings.kafka, group)) as tail:
         polls = of_the_job(tail)
         first, second = next(polls), next(polls)
         tail.commit(first)
-        assert process.num_threads() > before
-    wait_until(lambda: process.num_threads() <= before, what="the end of the client's threads")
+        assert started()
+    wait_until(lambda: not started(), what="the end of the client's threads")
     assert max(len(first), len(second)) <= MOST
     with closing(GroupTail(backbone_settings.kafka, group)) as tail:
         polls, again = of_the_job(tail), []

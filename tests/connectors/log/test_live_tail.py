@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
-import psutil
 import pytest
 from kafka import KafkaAdminClient, TopicPartition
 from kafka.record.default_records import DefaultRecordBatchBuilder
@@ -19,7 +18,7 @@ from connectors.log.topic_consumer import POLL_RECORDS, LogTail, OffsetsGoneErro
 from schemas.log_access.kafka_clients import client_options
 from schemas.settings.settings import KafkaSettings
 from schemas.wire.record import NOT_UTF8, Record
-from tests.broker_processes import wait_until, with_kafka
+from tests.broker_processes import wait_until, watch_threads, with_kafka
 from tests.connectors.hub.live.test_live_view import opened
 from tests.jobs.topic_load import event
 from tests.raw_records import Raw, any_name, append_raw, begin_transaction
@@ -49,14 +48,13 @@ def test_a_tail_begins_where_it_is_told_gives_a_bounded_number_at_once_and_says_
         first, *_, last = [append.result(20) for append in appends]
     with closing(LogEnd(kafka)) as log_end:
         elsewhere = sum(end for number, end in log_end.offsets(10).items() if number != first.partition)
-    process = psutil.Process()
-    before = process.num_threads()
+    started = watch_threads()
     with LogTail(kafka, {first.partition: first.offset + 1}) as tail:
         polls = polls_until(tail, lambda found: len(found) >= last.offset - first.offset + elsewhere)
         assert tail.ends()[first.partition] == tail.reached[first.partition] == last.offset + 1
         assert not tail.poll(0.01)
-        assert process.num_threads() > before
-    wait_until(lambda: process.num_threads() <= before, what="the end of the client's threads")
+        assert started()
+    wait_until(lambda: not started(), what="the end of the client's threads")
     found = [record for batch in polls for record in batch if record.partition == first.partition]
     assert [record.offset for record in found] == list(range(first.offset + 1, last.offset + 1))
     assert max(map(len, polls)) <= POLL_RECORDS

@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 
-import psutil
 import pytest
 from cloudevents.core.bindings.kafka import KafkaMessage, from_binary
 from cloudevents.core.formats.json import JSONFormat
@@ -18,7 +17,7 @@ from connectors.log import publisher as publisher_module
 from connectors.log.publisher import Publisher, RecordRefused
 from schemas.log_access.event_topic import admin_client
 from schemas.wire.record import OutgoingRecord, Position, oversized, partition_for
-from tests.broker_processes import wait_until, with_kafka
+from tests.broker_processes import wait_until, watch_threads, with_kafka
 from trunkline_agent.errors import BackboneUnreachable
 
 
@@ -153,14 +152,13 @@ def test_after_a_failure_nothing_gets_ahead_of_the_failed_record(backbone_settin
 
 def test_a_publisher_without_its_topic_says_so_and_leaves_no_thread_behind(backbone_settings, monkeypatch):
     monkeypatch.setattr(publisher_module, "REACH_TIMEOUT_S", 0.3)
-    process = psutil.Process()
-    before = process.num_threads()
+    started = watch_threads()
     gc.disable()
     try:
         for _ in range(3):
             with pytest.raises(BackboneUnreachable, match="no-such-topic"):
                 Publisher(with_kafka(backbone_settings, topic="no-such-topic"))
-        wait_until(lambda: process.num_threads() <= before, 10, "the clients' threads to end")
+        wait_until(lambda: not started(), 10, "the clients' threads to end")
     finally:
         gc.enable()
 

@@ -128,6 +128,7 @@ class Legitimate:
         return taken
 
 
+@pytest.mark.undisturbed
 @pytest.mark.requirement("SE-10")
 def test_twice_the_budget_of_idle_and_slow_connections_at_each_listener_slows_no_legitimate_client(
     gateway: McpGateway, tmp_path: Path

@@ -56,6 +56,7 @@ def logins(places: list[MqttSettings]) -> list[float]:
     return taken
 
 
+@pytest.mark.undisturbed
 def test_with_the_port_used_up_the_roles_still_log_in_and_events_still_flow(settings: Settings) -> None:
     roles = [role_mqtt(settings, role) for role in (OPERATOR, BRIDGE, DELEGATOR)]
     floods = [Flood(settings.mqtt.port, "silent", 2 * CONNECTIONS)]
