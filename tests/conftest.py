@@ -59,6 +59,9 @@ sys.dont_write_bytecode = False
 for library in (httpx, httpx2):
     library._transports.default.create_ssl_context = functools.cache(library.create_ssl_context)
 
+# Spark leaves the processor to others, who here are the tests of three other workers: it would get none.
+os.environ.setdefault("TRUNKLINE__SPARK__NICENESS", "0")
+
 # An example may meet a moment in which two other workers have both cores.
 hypothesis.settings.register_profile("unhurried", deadline=None)
 hypothesis.settings.load_profile("unhurried")

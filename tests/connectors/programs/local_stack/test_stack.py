@@ -22,7 +22,7 @@ from connectors.programs.local_stack.ports import kafka_answers, mqtt_answers
 from connectors.programs.local_stack.program_plans import streams_plan
 from connectors.programs.local_stack.stack import PLANS
 from schemas.log_access.event_topic import check_topic
-from schemas.settings.settings import KafkaSettings, Settings
+from schemas.settings.settings import KafkaSettings, Settings, SparkSettings
 from tests.broker_processes import wait_until
 from tests.connectors.programs.local_stack.conftest import still_running
 from trunkline_agent.errors import TrunklineError, UsageError
@@ -238,7 +238,8 @@ def test_threads_of_a_part_that_shall_be_idle_get_only_what_its_others_leave_onc
 
 
 def test_only_spark_leaves_the_processor_to_others(stack_settings: Settings):
-    nice = {name: plan(stack_settings).niceness for name, plan in PLANS.items()}
+    settings = stack_settings.model_copy(update={"spark": SparkSettings()})
+    nice = {name: plan(settings).niceness for name, plan in PLANS.items()}
     assert {name: value for name, value in nice.items() if value} == {"streams": 10}
 
 
