@@ -26,12 +26,13 @@ from trunkline_agent.hub.agent_plans import (
     reason_of,
 )
 from trunkline_agent.hub.async_client import AsyncHubClient
-from trunkline_agent.hub.held_messages import Held, HeldMessages
+from trunkline_agent.hub.held_messages import ACKNOWLEDGED, GIVEN_BACK, Held, HeldMessages
 from trunkline_agent.hub.hub_requests import HANDLED
 from trunkline_agent.hub.hub_values import REPLY_TYPE, BlobReference, Published, Sent
 from trunkline_agent.hub.lease_task import LeaseTask
 from trunkline_agent.hub.message_plans import Taking
 from trunkline_agent.hub.operation_values import Schedule, SentFields
+from trunkline_agent.hub.plans import Plan
 
 
 class AsyncAgent(AsyncOperations):
@@ -108,22 +109,31 @@ class AsyncAgent(AsyncOperations):
         return next(iter(await self._take(wanted)), None)
 
     async def ack(self, message: AsyncMessage) -> None:
-        """Acknowledge a message, if it was not settled before. Raises LeaseLost."""
-        if message.held is not None and self._held.settle(message.held):
-            await self.hub.run(message_plans.acknowledge(message.held, self._calls.retries))
+        """Acknowledge a message, unless that was done before. Raises LeaseLost, or UsageError after `nack`."""
+        held = message.held
+        if held is not None and self._held.settle(held, ACKNOWLEDGED):
+            await self._settle(held, message_plans.acknowledge(held, self._calls.retries))
 
     async def nack(self, message: AsyncMessage, reason: str = "") -> None:
-        """Give a message back, if it was not settled before. `reason` is shown with a dead message."""
+        """Give a message back, unless that was done before. `reason` is shown with a dead message.
+
+        Raises UsageError after an `ack`.
+        """
         held = message.held
-        if held is not None and self._held.settle(held):
+        if held is not None and self._held.settle(held, GIVEN_BACK):
             plan = message_plans.give_back(held.lease_id, [held.message_id], reason, self._calls.retries)
-            await self.hub.run(plan)
+            await self._settle(held, plan)
 
     async def end(self, message: AsyncMessage, error: BaseException | None) -> None:
-        """End the handling of a message: acknowledge it, or give it back because of an error."""
+        """End the handling of a message that was not settled in it.
+
+        Acknowledge it, or give it back because of an error.
+        """
+        if message.held is None or message.held.settled is not None:
+            return
         if error is None:
             await self.ack(message)
-        elif message.held is not None:
+        else:
             await self._give_back([message.held], reason_of(error))
 
     async def send(
@@ -307,7 +317,7 @@ class AsyncAgent(AsyncOperations):
                     if HANDLED.get() is message.handling:
                         HANDLED.set(before)
                 waiting.popleft()
-                await self.ack(message)
+                await self.end(message, None)
         finally:
             await self._give_back([one.held for one in waiting if one.held is not None], NOT_ACKNOWLEDGED)
 
@@ -323,11 +333,20 @@ class AsyncAgent(AsyncOperations):
         self._leases.wake(asked_at + min(lease_s / 3, lease_s if longest_s is None else longest_s))
         return found
 
+    async def _settle(self, held: Held, plan: Plan[None]) -> None:
+        """Run a plan that settles a message. If it fails, the message can be settled again."""
+        try:
+            await self.hub.run(plan)
+        except BaseException:
+            held.settled = None
+            raise
+
     async def _give_back(self, held: list[Held], reason: str) -> None:
         """Give messages back. The leases of those that could not be given back end by themselves."""
         by_lease: dict[str, list[str]] = {}
-        for one in filter(self._held.settle, held):
-            by_lease.setdefault(one.lease_id, []).append(one.message_id)
+        for one in held:
+            if one.settled is None and not one.is_lost and self._held.settle(one, GIVEN_BACK):
+                by_lease.setdefault(one.lease_id, []).append(one.message_id)
         for lease_id, message_ids in by_lease.items():
             try:
                 await self.hub.run(message_plans.give_back(lease_id, message_ids, reason, PARTING))

@@ -71,11 +71,12 @@ class Message(ReceivedMessage):
     def ack(self) -> None:
         """Acknowledge the message, so that it is never handed out again.
 
-        A message that was acknowledged or given back before, or that has no lease, stays as it is.
+        A message that was acknowledged before, or that has no lease, stays as it is. After an error, try again.
 
         Raises:
             LeaseLost: It was handed out again or has ended, or its handling took too long.
             BackboneUnreachable: The hub did not answer. The message may have been acknowledged.
+            UsageError: It was given back before.
         """
         self._agent.ack(self)
 

@@ -272,6 +272,19 @@ def gives_back(scene: Scene) -> None:
 
 
 @CHECKS.add("hub")
+def settles_once(scene: Scene) -> None:
+    """Check that a refused ack can be called again, that a repeated one does nothing, and a nack is usage."""
+    client, mailbox, message_id, _ = _given(scene)
+    leased(client, lease_s=_LEASE_S)
+    scene.http.plant(Fault("POST", f"{SEND}/ack", answer=(403, {}, {"reason": "policy", "message": "not now"})))
+    expect_error("refused", lambda: client.call("ack", CALL_S, message_id=message_id), "a refused ack")
+    client.call("ack", CALL_S, message_id=message_id)
+    client.call("ack", CALL_S, message_id=message_id)
+    expect_error("usage", lambda: client.call("nack", CALL_S, message_id=message_id, error="no"), "a late nack")
+    expect(_lease(mailbox, _LEASE_S + 1.5), None, "a message after its acknowledgement")
+
+
+@CHECKS.add("hub")
 def killed_before_ack(scene: Scene) -> None:
     """Check that a message is handed out again when the client is killed after the lease, before the ack."""
     client, _, message_id, ann = _given(scene)

@@ -58,7 +58,8 @@ def test_a_block_that_raises_gives_its_message_back_with_the_type_of_the_excepti
     assert (again.id, again.attempt) == (message_id, 2)
     agent.nack(again, "as I like")
     agent.nack(again, "twice changes nothing")
-    agent.ack(again)
+    with pytest.raises(UsageError, match="is given back already"):
+        agent.ack(again)
     for _ in range(3):
         with pytest.raises(KeyError), agent.handling(agent.receive(wait_s=5)):
             raise KeyError("the-secret")

@@ -6,10 +6,17 @@ import json
 
 import pytest
 
-from trunkline_agent.errors import BackboneUnreachable, NotFound, RateLimited, Refused, TrunklineError
+from trunkline_agent.errors import (
+    BackboneUnreachable,
+    NotFound,
+    RateLimited,
+    Refused,
+    TrunklineError,
+    UsageError,
+)
 from trunkline_agent.hub import agent_plans
 from trunkline_agent.hub.answer_errors import LAUNCH_FAILED
-from trunkline_agent.hub.held_messages import HeldMessages
+from trunkline_agent.hub.held_messages import ACKNOWLEDGED, GIVEN_BACK, HeldMessages
 from trunkline_agent.hub.http_exchange import EventParser
 from trunkline_agent.hub.hub_requests import HANDLED, Handling, path_of, post_json, send_key
 from trunkline_agent.hub.operation_values import Schedule
@@ -200,7 +207,10 @@ def test_leases_are_extended_together_when_a_third_has_passed():
     (third,) = held.add(["c"], "lease-2", 3, 5.0)
     assert held.next_due() == 6.0 and held.due(5.9) == []
     assert held.due(6.0) == [("lease-2", 3, ["c"])] and held.next_due() == 7.0
-    assert held.settle(first) and not held.settle(first) and held.settle(third)
+    assert held.settle(first, ACKNOWLEDGED) and held.settle(third, GIVEN_BACK)
+    assert not held.settle(first, ACKNOWLEDGED)
+    with pytest.raises(UsageError, match="message a is acknowledged already"):
+        held.settle(first, GIVEN_BACK)
     assert held.due(10.0) == [("lease-1", 30, ["b"])] and held.next_due() == 20.0
     held.lose("another lease", ["b"])
     assert not second.is_lost
@@ -213,7 +223,7 @@ def test_a_message_that_is_leased_again_is_not_settled_by_its_first_handling():
     held = HeldMessages()
     (first,) = held.add(["a"], "lease-1", 30, 0.0)
     (second,) = held.add(["a"], "lease-2", 30, 40.0)
-    assert held.settle(first) and held.rest() == [second]
+    assert held.settle(first, ACKNOWLEDGED) and held.rest() == [second]
 
 
 @pytest.mark.requirement("AG-06")
@@ -236,7 +246,7 @@ def test_messages_are_overdue_when_the_longest_time_since_the_last_beginning_has
     (endless,) = held.add(["c"], "lease-2", 30, 0.0)
     first.on_overdue = lambda: told.append("a")
     assert held.next_due() == 10.0 and held.overdue(19.9) == []
-    held.settle(first)
+    held.settle(first, ACKNOWLEDGED)
     held.begin(second, 15.0)
     assert held.overdue(34.9) == [] and held.overdue(35.0) == [second] and held.overdue(36.0) == []
     assert (second.is_lost, second.is_overdue, first.is_lost, endless.is_lost) == (True, True, False, False)

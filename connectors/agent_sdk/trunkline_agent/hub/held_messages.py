@@ -8,7 +8,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+from trunkline_agent.errors import UsageError
+
+ACKNOWLEDGED: Final = "acknowledged"
+GIVEN_BACK: Final = "given back"
 
 
 @dataclass(eq=False, slots=True)
@@ -22,7 +27,7 @@ class Held:
         longest_s: How long its handling may take. None: without an end.
         is_lost: Whether the hub has said that the lease is another's now, or the handling took too long.
         is_overdue: Whether the handling took longer than `longest_s`, and the message is given back.
-        is_settled: Whether the message was acknowledged or given back, or that was tried.
+        settled: `ACKNOWLEDGED` or `GIVEN_BACK`, since that was asked of the hub. None: neither, or it failed.
         on_overdue: Called when the handling has taken too long. None: nobody is told.
     """
 
@@ -32,7 +37,7 @@ class Held:
     longest_s: float | None = None
     is_lost: bool = False
     is_overdue: bool = False
-    is_settled: bool = False
+    settled: str | None = None
     on_overdue: Callable[[], object] | None = None
 
     @property
@@ -86,15 +91,20 @@ class HeldMessages:
             with self._lock:
                 self._ends_at[held.lease_id] = now + held.longest_s
 
-    def settle(self, held: Held) -> bool:
-        """Forget a message that is acknowledged or given back now. Return False if that was done before."""
+    def settle(self, held: Held, how: str) -> bool:
+        """Forget a message that is acknowledged or given back now. Return False if that was done before.
+
+        Raises:
+            UsageError: The other was done before.
+        """
         with self._lock:
-            if held.is_settled:
-                return False
-            held.is_settled = True
+            if held.settled not in (None, how):
+                raise UsageError(f"message {held.message_id} is {held.settled} already")
+            is_first = held.settled is None
+            held.settled = how
             if self._held.get(held.message_id) is held:
                 del self._held[held.message_id]
-            return True
+            return is_first
 
     def lose(self, lease_id: str, message_ids: Iterable[str]) -> None:
         """Note that the hub did not extend the lease of these messages, because it is another's now."""

@@ -199,10 +199,16 @@ class Queue:
         self._audit_message("deliver", where, record)
 
     def release(self, session: str | None = None) -> int:
-        """Append the delayed messages of a session whose time has come, and return their number.
+        """Append the delayed messages of a session whose time has come to its file of messages to take.
 
-        `poll` and `expire` do this, too. It waits for the session's lock. 0 if the queue is off.
-        Raises ValueError, or QueueError, also without such a session.
+        `poll` and `expire` do this, too. It waits for the session's lock.
+
+        Returns:
+            The number of the messages. 0 if the queue is off.
+
+        Raises:
+            ValueError: The session's name is not valid.
+            QueueError: There is no such session, or the disk or the folder cannot be used.
         """
         where = self._named(session)
         if is_disabled(os.environ):

@@ -89,7 +89,7 @@ class MessageField:
 
 
 def is_one_line(text: str) -> bool:
-    """Return whether a text has no line break, no other control character, and no half of a character."""
+    """Return whether a text has no line break, no other control character and no lone surrogate (D800-DFFF)."""
     if text.isprintable():
         return True
     return not any(one < " " or least <= ord(one) <= most for one in text for least, most in _NOT_IN_A_LINE)

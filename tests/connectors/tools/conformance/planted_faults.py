@@ -24,6 +24,7 @@ FAULTS = {
     "invents_replies": "ask_ends_without_a_reply",
     "repeats_no_ack": "acknowledges",
     "acknowledges_failures": "gives_back",
+    "forgets_refused_acks": "settles_once",
     "acks_before_handling": "killed_before_ack",
     "leases_anew": "lease_is_repeated_not_renewed",
     "ignores_lost_leases": "lost_leases_are_reported",
@@ -61,4 +62,7 @@ FAULTS = {
     "renews_mqtt_events_after_a_start": "job_mqtt_killed_before_receipt",
 }
 # A fault that other checks meet as well: an acknowledged message is not given back, lost or extended any more.
-ALSO = {"acks_before_handling": {"gives_back", "lost_leases_are_reported", "extends"}}
+ALSO = {
+    "acks_before_handling": {"gives_back", "lost_leases_are_reported", "extends"},
+    "acknowledges_failures": {"settles_once"},  # it shows no difference between the two
+}

@@ -115,6 +115,7 @@ class ReferenceClient:
     def __init__(self, faults: frozenset[str]) -> None:
         self.faults = faults
         self.jobs: dict[str, ReferenceJob] = {}
+        self.settled: dict[str, str] = {}
         self.leases: dict[str, tuple[str, dict[str, Any], float, float]] = {}
         self.hub: Hub
         self.one_key = str(uuid.uuid4())
@@ -210,6 +211,7 @@ class ReferenceClient:
         if not answer["messages"]:
             return {"message": None}
         message = answer["messages"][0]
+        self.settled.pop(message["id"], None)
         self.leases[message["id"]] = (answer["lease_id"], message, lease_s, time.monotonic() + lease_s / 3)
         if "acks_before_handling" in self.faults:
             self._of_lease("ack", message["id"])
@@ -242,9 +244,22 @@ class ReferenceClient:
         return {}
 
     def _settled(self, how: str, message_id: str, fields: Any = None, most: int = 1000) -> dict[str, Any]:
-        self._of_lease(how, message_id, fields, most)
-        del self.leases[message_id]
+        before = self.settled.get(message_id, how)
+        if before != how:
+            raise Failed("usage", "usage")
+        if message_id not in self.settled:
+            try:
+                self._of_lease(how, message_id, fields, most)
+            except Failed:
+                if "forgets_refused_acks" in self.faults:
+                    self._end(how, message_id)
+                raise
+            self._end(how, message_id)
         return {}
+
+    def _end(self, how: str, message_id: str) -> None:
+        self.settled[message_id] = how
+        del self.leases[message_id]
 
     def _of_lease(self, how: str, message_id: str, fields: Any = None, most: int = 1000) -> None:
         lease_id = self.leases[message_id][0]

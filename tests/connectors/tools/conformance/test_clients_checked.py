@@ -123,6 +123,7 @@ def by_fault(target: Target, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 @pytest.mark.requirement("CF-10")
 @pytest.mark.requirement("CF-11")
 @pytest.mark.requirement("CF-12")
+@pytest.mark.requirement("CF-13")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_fails_the_check_that_is_named_for_it(by_fault: dict[str, Result], fault: str) -> None:
     result = by_fault[fault]
@@ -176,6 +177,7 @@ AREAS = {
 
 @pytest.mark.requirement("CF-02")
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # each fault with each check of its area: some 500 checks
 @pytest.mark.parametrize("area", AREAS)
 def test_a_planted_fault_fails_no_other_check_of_its_area(target: Target, area: str, tmp_path: Path) -> None:
     checks = [check for check in CHECKS if check.needs <= AREAS[area]]
