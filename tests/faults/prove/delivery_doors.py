@@ -36,13 +36,31 @@ class Lease(NamedTuple):
     got: tuple[Got, ...]
 
 
+def _note_taking(
+    at: HubMailbox | McpMailbox,
+    request: str,
+    sent: float,
+    sends: int,
+    *,
+    limit: int,
+    wait_s: float,
+    lease_s: int,
+    lease: Lease,
+) -> None:
+    """Note a request for messages that was answered now."""
+    name, gateway, now = mailbox(at.name), at.client.answered_by, time.time()
+    at.log.note(
+        Taking(name, at.door, gateway, request, sent, now, sends, limit, wait_s, lease_s, lease.id, lease.got)
+    )
+
+
 class HubMailbox:
     """A mailbox at the HTTP door. Notes each request and each answer about a message."""
 
     door = HTTP
 
     def __init__(self, client: HubClient, name: str, log: Deliveries) -> None:
-        self.client, self.name, self._log = client, name, log
+        self.client, self.name, self.log = client, name, log
         self._speaker = _speaker(name)
 
     def take(self, request: str, *, limit: int, lease_s: int = 0, wait_s: float = 0) -> Lease:
@@ -54,21 +72,8 @@ class HubMailbox:
         answer = self.client.ask_known("GET", MESSAGES, headers={"X-Request-ID": request}, params=asked)
         told = _told(answer)
         lease = Lease(told.get("lease_id", ""), tuple(_got(message) for message in told["messages"]))
-        taking = Taking(
-            mailbox(self.name),
-            self.door,
-            self.client.answered_by,
-            request,
-            sent,
-            time.time(),
-            self.client.sends - before,
-            limit,
-            wait_s,
-            lease_s,
-            lease.id,
-            lease.got,
-        )
-        self._log.note(taking)
+        sends = self.client.sends - before
+        _note_taking(self, request, sent, sends, limit=limit, wait_s=wait_s, lease_s=lease_s, lease=lease)
         return lease
 
     def end(self, how: str, lease: str, ids: Sequence[str], reason: str = "") -> list[str]:
@@ -80,7 +85,7 @@ class HubMailbox:
         told = _told(self.client.ask_known("POST", f"{MESSAGES}/{how}", key=key, json=body))
         refused = {one["message_id"]: one["reason"] for one in told["refused"]}
         sends = self.client.sends - before
-        return note_ends(self._log, self.name, how, lease, ids, refused, sent, sends, reason)
+        return note_ends(self.log, self.name, how, lease, ids, refused, sent, sends, reason)
 
     def send(self, to: str, text: str, key: str, in_reply_to: str | None, oracle: Oracle, **more: Any) -> str:
         """Send a message, note that it was acknowledged, and return its id. `more` are further fields."""
@@ -121,7 +126,7 @@ class McpMailbox:
     door = MCP
 
     def __init__(self, client: McpClient, name: str, log: Deliveries) -> None:
-        self.client, self.name, self._log = client, name, log
+        self.client, self.name, self.log = client, name, log
         self._speaker = _speaker(name)
 
     def take(self, request: str, *, limit: int, lease_s: int = 0, wait_s: float = 0) -> Lease:
@@ -132,21 +137,8 @@ class McpMailbox:
         asked = {"leaseSeconds": lease_s, "timeoutSeconds": wait_s, "limit": limit, "idempotencyKey": request}
         told = self.client.call("lease_messages", **asked)
         lease = Lease(told["leaseId"] or "", tuple(_mcp_got(message) for message in told["messages"]))
-        taking = Taking(
-            mailbox(self.name),
-            self.door,
-            self.client.answered_by,
-            request,
-            sent,
-            time.time(),
-            self.client.sends - before,
-            limit,
-            wait_s,
-            lease_s,
-            lease.id,
-            lease.got,
-        )
-        self._log.note(taking)
+        sends = self.client.sends - before
+        _note_taking(self, request, sent, sends, limit=limit, wait_s=wait_s, lease_s=lease_s, lease=lease)
         return lease
 
     def end(self, how: str, lease: str, ids: Sequence[str], reason: str = "") -> list[str]:
@@ -159,7 +151,7 @@ class McpMailbox:
         told = self.client.call(_TOOLS[how], **asked)
         refused = {one["id"]: one["reason"] for one in told["refused"]}
         sends = self.client.sends - before
-        return note_ends(self._log, self.name, how, lease, ids, refused, sent, sends, reason)
+        return note_ends(self.log, self.name, how, lease, ids, refused, sent, sends, reason)
 
     def wait(self, wait_s: float) -> list[Got]:
         """Wait for unread messages and look at them; this takes none."""

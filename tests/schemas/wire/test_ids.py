@@ -13,37 +13,34 @@ from trunkline_agent.wire.ids import is_job_id, is_name, new_job_id, parse_strea
 
 pytestmark = pytest.mark.requirement("CM-01")
 
-NAMES = {
-    "a": True,
-    "A9._-z": True,
-    "0": True,
-    "x" * 128: True,
-    "x" * 129: False,
-    "": False,
-    ".": False,
-    "..": False,
-    ".hidden": False,
-    "-rf": False,
-    "_x": False,
-    "a/b": False,
-    "a\\b": False,
-    "a b": False,
-    "+": False,
-    "#": False,
-    "a#": False,
-    "a\n": False,
-    "a\x00": False,
-    "a\u0661": False,
-    "ä": False,
-    "a:b": False,
-    "a%2fb": False,
-    "$SYS": False,
-}
+NAMES = ("a", "A9._-z", "0", "x" * 128)
+NO_NAMES = (
+    "x" * 129,
+    "",
+    ".",
+    "..",
+    ".hidden",
+    "-rf",
+    "_x",
+    "a/b",
+    "a\\b",
+    "a b",
+    "+",
+    "#",
+    "a#",
+    "a\n",
+    "a\x00",
+    "a\u0661",
+    "ä",
+    "a:b",
+    "a%2fb",
+    "$SYS",
+)
 
 
-@pytest.mark.parametrize(("text", "good"), NAMES.items())
-def test_a_name_holds_no_path_no_wildcard_and_no_control_character(text: str, good: bool) -> None:
-    assert is_name(text) == good
+@pytest.mark.parametrize("text", NAMES + NO_NAMES)
+def test_a_name_holds_no_path_no_wildcard_and_no_control_character(text: str) -> None:
+    assert is_name(text) == (text in NAMES)
 
 
 @given(st.text(max_size=140))
