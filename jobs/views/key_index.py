@@ -168,7 +168,8 @@ class KeyIndex:
 
         Args:
             delta: The table after the commit.
-            changes: Each changed row by its key. None: the row was removed.
+            changes: For the key of each changed row, the group of files that has the row now, and the offset
+                of the record that changed it. None: the row was removed.
         """
         at = self._at
         if at is not None and self._is_at(delta.version() - 1):

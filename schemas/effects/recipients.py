@@ -77,8 +77,8 @@ NO_LIMITS: Final = Limits()
 def limits_of(get: GetRow, name: str) -> Limits:
     """Return the limits of the principal, participant or listener of this name.
 
-    Each limit is that of the name, else that of its role, else that for all, else the default. `get` is the
-    look-up of rows, such as `LiveView.get`.
+    Each limit is that of the name, else that of its role, else that for all, else that of `NO_LIMITS`. `get` is
+    the look-up of rows, such as `LiveView.get`.
     """
     rows = [get(LimitRow, f"{NAME}/{name}"), _of_role(get, name), get(LimitRow, f"{ALL}/{ALL}")]
     known = [row for row in rows if row is not None]

@@ -51,7 +51,17 @@ class Shown(NamedTuple):
 
 
 def add_declared(actions: Actions, command: str, *shown: Shown) -> None:
-    """Add all declared actions of a command, in the order of `shown`; those that it does not name come last."""
+    """Append all declared actions of a command to `actions`.
+
+    Args:
+        actions: The command's actions so far.
+        command: The command, such as `schedules`.
+        shown: How actions are offered and shown, in the order in which they are listed. All other declared
+            actions come last, as their declarations say.
+
+    Raises:
+        KeyError: `shown` names an action that no operation of the command declares.
+    """
     named = {one.name: one for one in shown}
     found = {key.partition(" ")[2]: one for key, one in REQUESTS.items() if key.partition(" ")[0] == command}
     for name in dict.fromkeys([*named, *found]):

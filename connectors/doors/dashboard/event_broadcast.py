@@ -52,7 +52,10 @@ class LogPosition:
             self.offsets[partition] = max(self.offsets.get(partition, 0), offset + 1)
 
     def is_ahead_of(self, other: LogPosition) -> bool:
-        """Return whether this position has a higher offset than the other one in at least one partition."""
+        """Return whether this position has a higher offset than the other one in at least one partition.
+
+        Both are of the same epoch. A partition that a position does not name is at offset 0 there.
+        """
         return any(offset > other.offsets.get(number, 0) for number, offset in self.offsets.items())
 
     def up_to(self, other: LogPosition) -> dict[int, tuple[int, int]]:

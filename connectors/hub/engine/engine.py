@@ -95,7 +95,10 @@ class Engine:
         return exchange.connection.admits(caller.principal, is_operator=caller.role == OPERATOR)
 
     def begin(self, exchange: Exchange) -> None:
-        """Begin an admitted request when it is its principal's turn."""
+        """Begin an admitted request now, or in one of the next steps of the event loop.
+
+        Each principal begins one request in each step (`FairTurns`). The exchange gets the answer.
+        """
         self._hub.turns.begin(exchange.caller.principal, partial(self._plan, exchange))
 
     def _is_allowed(self, caller: Caller, action: Action) -> bool:

@@ -192,7 +192,8 @@ class MailboxIndex(RowIndex[MessageRow]):
     def replies(self, mailbox: Mailbox, message_id: str) -> list[str]:
         """Return the ids of a mailbox's messages that reply to the message with this id, oldest first.
 
-        They are those of `messages`, waiting or not. The other message is in the mailbox of somebody else.
+        The index has every waiting reply, and of the final ones those that `messages` has. The message with
+        this id is in the mailbox of somebody else.
         """
         with self._lock:
             return list(self._replies.get("/".join((*mailbox, message_id)), ()))

@@ -151,7 +151,10 @@ class SendMessage(Operation):
         return Answer(self.document(asked), settled.verdict)
 
     async def slowly(self, asked: Asked, is_gone: IsGone) -> Response:
-        """Send a message, and wait for the reply if the request wants it."""
+        """Return the answer to a message that was sent, with `wait_reply` after a wait for its reply.
+
+        `is_gone` tells whether the client has left meanwhile: then its reply stays in the mailbox.
+        """
         hub, wanted = self.hub, asked.query
         if not wanted.wait_reply:
             return await super().slowly(asked, is_gone)

@@ -45,7 +45,10 @@ _LEASE_MARGIN_S: Final = 15
 
 
 def by_webhook(name: str) -> Origin:
-    """Return the door and the principal of the records that the calls of a webhook cause."""
+    """Return the origin of the records that the calls of a webhook cause: its door, and itself as principal.
+
+    `name` is the webhook's own name, which is that of its mailbox, too.
+    """
     return {"door": DOOR, "principal": name}
 
 

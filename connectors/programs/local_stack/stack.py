@@ -207,6 +207,8 @@ class LocalStack:
     def begin(self) -> None:
         """Lock the data directory and mark all parts to be started. Calls of `look_after` then start them.
 
+        For a caller that does not wait for the parts, as the `with` block does.
+
         Processes that an earlier, killed stack has left are killed.
 
         Raises:

@@ -50,7 +50,11 @@ _KINDS: Final = {
 
 @CHECKS.add("handlings")
 def repeated_handlings_send_once(scene: Scene) -> None:
-    """Check that a handling that is repeated after a kill sends equal contents once, by the shared key."""
+    """Check that handling a message again after a kill sends nothing a second time.
+
+    Two equal messages of one handling have different keys. Both libraries derive them in the same way from the
+    handled message, the content and its number.
+    """
     ann, bo = scene.principal(), scene.principal()
     message_id = posted(scene.hub(bo), ann.name, {"n": 1})
 

@@ -183,10 +183,11 @@ class ReceiptReport:
 
 
 def check_receipts(receipts: Mapping[str, Sequence[Receipt]], rows: Sequence[Row]) -> ReceiptReport:
-    """Count the receipts, compare them with the ledger, and return the numbers and the differences.
+    """Count the receipts by verdict, and those without one; compare them with the ledger.
 
     A difference raises nothing. It is a difference if a receipt has another verdict than the ledger, or if
-    there are receipts but none has a verdict.
+    there are receipts but none has a verdict. The report also counts, by reason, the events that ledger and
+    receipt reject. A receipt of an event that the ledger does not have is counted, and not compared.
 
     Args:
         receipts: The receipts that came, by CloudEvents id of the event.
