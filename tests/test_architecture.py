@@ -59,6 +59,7 @@ def test_the_rules_look_at_every_package() -> None:
         assert python_files(package), package
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("package", "forbidden"),
     [
@@ -129,6 +130,7 @@ def test_delta_is_written_by_jobs_only() -> None:
     )
 
 
+@pytest.mark.long
 def test_data_files_of_tables_are_read_by_one_file_only() -> None:
     readers = {"ParquetFile", "to_pyarrow_dataset", "to_pyarrow_table", "FileSystemDataset", "read_table"}
     readers |= {"make_fragment", "from_fragment", "parquet_dataset"}
@@ -230,6 +232,7 @@ def test_records_and_folds_import_no_network_and_no_table_library() -> None:
     )
 
 
+@pytest.mark.long
 def test_imports_are_absolute() -> None:
     offenders(
         f"{path}: {'.' * dots}{name}" for path in python_files() for name, dots in imports_of(path) if dots
@@ -366,6 +369,7 @@ def may_show_paths(path: Path) -> bool:
     return path == LIBRARY / "trunkline_agent/wire/unsafe_text.py" or path.parts[0] == "tests"
 
 
+@pytest.mark.long
 def test_no_file_holds_a_path_of_a_machine_or_the_address_of_a_registry() -> None:
     offenders(
         f"{path}: {found[0]}"

@@ -70,6 +70,7 @@ def test_the_docs_name_every_one_of_them(what: str, names: list[str]) -> None:
     assert not missing, f"docs/*.md name none of these {what} (as `name`): {', '.join(missing)}"
 
 
+@pytest.mark.long
 @pytest.mark.requirement("HO-12")
 def test_the_reference_pages_follow_from_the_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -55,6 +55,7 @@ def texts_of(path: Path) -> Iterator[tuple[int, str]]:
         yield last, " ".join(block)
 
 
+@pytest.mark.long
 @pytest.mark.requirement("HO-13")
 def test_no_docstring_and_no_comment_opens_with_a_relative_clause() -> None:
     offenders(

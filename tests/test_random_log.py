@@ -44,6 +44,7 @@ def logged(made: Raw, offset: int, now_us: int) -> Record:
     return Record("t", 0, offset, now_us, made.key, made.value, names, values)
 
 
+@pytest.mark.long
 @pytest.mark.requirement("DL-24")
 def test_the_random_log_comes_through_every_step_of_a_topic() -> None:
     streams: dict[bytes, Entries] = {}
@@ -57,6 +58,7 @@ def test_the_random_log_comes_through_every_step_of_a_topic() -> None:
     assert OF_TOPICS - reached == set()
 
 
+@pytest.mark.long
 @pytest.mark.requirement("JE-09")
 @pytest.mark.requirement("DL-03")
 @pytest.mark.requirement("DL-05")
@@ -105,6 +107,7 @@ def reached_in(kind: str, step_us: int) -> set[tuple[str, str]]:
     return reached
 
 
+@pytest.mark.long
 @pytest.mark.requirement("DL-23")
 def test_the_random_log_comes_through_the_requests_about_schedules_and_refused_runs() -> None:
     requests = ("accepted", "duplicate", "seq_conflict")
@@ -115,6 +118,7 @@ def test_the_random_log_comes_through_the_requests_about_schedules_and_refused_r
     }
 
 
+@pytest.mark.long
 @pytest.mark.requirement("DL-26")
 def test_the_random_log_comes_through_uploads_and_early_removals_of_blobs() -> None:
     stored = {("blob.stored", said) for said in ("accepted", "duplicate", "seq_conflict")}

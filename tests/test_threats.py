@@ -139,6 +139,7 @@ def test_a_line_of_ci_that_looks_no_more_is_noticed(line: str, spoil: str) -> No
     assert lacks(script.replace(f"\n{line}\n", f"\n{spoil.format(line)}\n")) != []
 
 
+@pytest.mark.long
 def test_the_scan_finds_a_planted_secret_and_does_not_repeat_it(tmp_path: Path) -> None:
     secret = "AKIA" + "Q7ZK3M5PX2W8D4VT"
     unread = "neither UTF-8 text nor a PNG: nobody can look for secrets in it"

@@ -189,6 +189,7 @@ def test_freshness_compares_the_medians_of_the_rounds_with_those_of_the_copy(
     assert (found["cores_total"], found["control_cores_total"]) == (0.5, 0.3)
 
 
+@pytest.mark.long
 @pytest.mark.requirement("ST-62")
 def test_the_cores_of_a_stack_are_those_of_its_processes_and_of_the_load(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path)
@@ -218,6 +219,7 @@ def test_a_missing_size_of_the_registry_has_no_ratio_and_a_slow_one_is_not_held(
     assert batch_ratio([few, {**many, "batch_median_ms": None}])["not_held"]
 
 
+@pytest.mark.long
 @pytest.mark.requirement("ST-63")
 def test_jobs_of_a_thousand_events_have_them_and_half_of_the_jobs_end() -> None:
     found = list(events(20_000, per_job=1000))

@@ -139,6 +139,7 @@ def test_an_unknown_door_and_contradicting_options_are_refused(arguments: list[s
     assert ended.value.code == 2
 
 
+@pytest.mark.long
 def test_the_control_uses_as_much_of_the_processor_as_it_should() -> None:
     shares = []
     with flooding(Order(BURN, Settings(), BURN, "0.4")) as burner:
@@ -152,6 +153,7 @@ def test_the_control_uses_as_much_of_the_processor_as_it_should() -> None:
     assert shares[-1] > 0.25 and max(shares) < 0.55, shares
 
 
+@pytest.mark.long
 def test_flooder_and_control_lead_sessions_of_their_own_so_that_they_take_no_time_from_the_clients() -> None:
     with flooding(Order(BURN, Settings(), BURN, "0.1"), niceness=1):
         (process,) = multiprocessing.active_children()
@@ -160,6 +162,7 @@ def test_flooder_and_control_lead_sessions_of_their_own_so_that_they_take_no_tim
         assert os.getpriority(os.PRIO_PROCESS, process.pid) == os.getpriority(os.PRIO_PROCESS, 0) + 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_benchmark_and_its_flooder_in_the_middle_of_a_turn(ending: signal.Signals) -> None:
     bench = subprocess.Popen([sys.executable, "-c", IN_A_TURN], cwd=PROJECT_ROOT, stdout=subprocess.PIPE)
@@ -173,6 +176,7 @@ def test_a_signal_ends_the_benchmark_and_its_flooder_in_the_middle_of_a_turn(end
     assert time.monotonic() - began < 4  # it waits for no turn
 
 
+@pytest.mark.long
 def test_a_flooder_that_cannot_flood_is_an_error(tmp_path: Path) -> None:
     order = Order("mcp", Settings(data_dir=tmp_path), "loud", "no key")
     with pytest.raises(RuntimeError, match="the flooder of mcp cannot flood"), flooding(order):

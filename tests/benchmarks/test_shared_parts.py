@@ -89,6 +89,7 @@ def test_held_limits_are_listed_beside_those_that_are_not() -> None:
     }
 
 
+@pytest.mark.long
 def test_processor_time_counts_threads_and_children_that_have_ended() -> None:
     busy = "import time\nuntil = time.process_time() + 0.2\nwhile time.process_time() < until: pass\n"
     in_thread = f"import threading\ndef busy():\n {busy.replace(chr(10), chr(10) + ' ')}\n"
@@ -115,6 +116,7 @@ def test_processor_time_counts_threads_and_children_that_have_ended() -> None:
         process_s(process.pid)
 
 
+@pytest.mark.long
 def test_a_commit_is_checked_out_below_the_folder_and_an_unknown_one_is_named(tmp_path: Path) -> None:
     root = checkout_of("HEAD", tmp_path)
     assert root == tmp_path / "checkout"

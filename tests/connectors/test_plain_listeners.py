@@ -90,6 +90,7 @@ def test_tls_a_closed_listener_and_the_override_let_it_start_and_doctor_warns_of
     assert all(said in found.found for said in ("gateway.host is '0.0.0.0'", "gateway.allow_plaintext"))
 
 
+@pytest.mark.long
 def test_up_and_the_gateway_refuse_a_plain_listener_that_other_machines_reach(tmp_path: Path) -> None:
     settings = settings_in(tmp_path / "data")
     environment = child_environment(settings) | settings_environment(settings)

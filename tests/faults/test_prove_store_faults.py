@@ -201,6 +201,7 @@ for turn in range(1, 600):
 """
 
 
+@pytest.mark.long
 def test_a_store_on_a_full_disk_has_no_space_and_goes_on_when_there_is_room_again(tmp_path: Path) -> None:
     folder, points = tmp_path / "settling", tmp_path / "points"
     points.mkdir()

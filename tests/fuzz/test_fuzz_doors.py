@@ -35,6 +35,7 @@ EVENT = signed(3)
 TOPICS = (f"{MQTT.topic_prefix}/ab12cd34/events", f"{MQTT.agents_prefix}/ann/outbox")
 
 
+@pytest.mark.long
 @pytest.mark.requirement("CM-01")
 @fuzzed(
     st.tuples(mutated_text(*TOPICS), mutated_json(EVENT), mutated_text(f"00-{'ab' * 16}-{'cd' * 8}-01")), 120
@@ -144,6 +145,7 @@ BODIES = st.tuples(
 )
 
 
+@pytest.mark.long
 @pytest.mark.requirement("CM-02")
 @fuzzed(BODIES, examples=80)
 def test_a_body_is_read_whole_and_strictly_or_refused_with_a_status(case: Any) -> str:

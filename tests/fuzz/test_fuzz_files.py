@@ -58,6 +58,7 @@ ESCAPED = to_line(LINE).strip().replace(b'"m1"', b'"\\u006d1"')
 OWN_LINES = mutated(ESCAPED, *(to_line(line).strip() for line in LINES))
 
 
+@pytest.mark.long
 @pytest.mark.requirement("FQ-05")
 @pytest.mark.requirement("FQ-15")
 @fuzzed(st.one_of(mutated_json(*LINES), OWN_LINES), examples=150)
@@ -127,6 +128,7 @@ def test_a_cursor_is_an_offset_or_an_error_that_says_what_to_do(case: bytes) -> 
 POLL = {"ts": "2026-01-01T00:00:00Z", "op": "poll", "session": "s", "agent_id": "ann", "msg_ids": ["m1", "m2"]}
 
 
+@pytest.mark.long
 @pytest.mark.requirement("FQ-16")
 @fuzzed(st.lists(mutated_json(POLL), min_size=1, max_size=3), examples=100)
 def test_a_forged_line_of_the_audit_is_passed_over_and_the_place_goes_on(case: list[bytes]) -> str:
@@ -148,6 +150,7 @@ PROGRESS = {"served": {"s": ["ann", "bo"]}, "audit": [12, 345]}
 PLACES = st.sampled_from([b"[1e999,0]", b"[0,-5]", b"[0,%d]" % 10**40, b"[]", b"{}", b"[1.5,1]", b'["1","2"]'])
 
 
+@pytest.mark.long
 @fuzzed(mutated_json(PROGRESS) | PLACES.map(lambda place: b'{"served":{},"audit":%b}' % place), examples=100)
 def test_a_progress_of_the_bridge_that_nobody_can_read_begins_anew(case: bytes) -> str:
     """It is carried again and settles as duplicates; the bridge does not stop."""
@@ -167,6 +170,7 @@ def test_a_progress_of_the_bridge_that_nobody_can_read_begins_anew(case: bytes) 
 DEFINITION = {"name": "nova", "image": "sample", "description": "x", "capabilities": ["a"], "hardened": True}
 
 
+@pytest.mark.long
 @pytest.mark.requirement("HH-01")
 @fuzzed(mutated_json(DEFINITION) | st.just(b" " * (DEFINITION_BYTES + 1)), examples=100)
 def test_a_definition_is_taken_whole_or_named_as_a_fault(case: bytes) -> str:
@@ -277,6 +281,7 @@ RUN = {"handle": "process/1/77-0a1b2c3d", "container": "nova-1", "task_id": "t1"
 SPEC = {"container": "c", "task_id": "t", "agent_name": "a", "image": "i", "description": "d"}
 
 
+@pytest.mark.long
 @pytest.mark.requirement("HH-05")
 @fuzzed(st.tuples(mutated_json(RUN), mutated_text(RUN["handle"]), mutated_text("token=0a1b-0a1b")), examples=50)
 def test_a_launcher_knows_its_own_handles_alone_and_shows_no_token(case: Any) -> str:
@@ -317,6 +322,7 @@ def _lines(good: bytes) -> st.SearchStrategy[bytes]:
     return st.one_of(mutated(good), whole.map(lambda raw: raw + b"\n"))
 
 
+@pytest.mark.long
 @fuzzed(_lines(CHAIN.text()), examples=200, wanted=("the entry", "another entry", "none"))
 def test_a_line_of_the_audit_chain_is_an_entry_or_none(case: bytes) -> str:
     """The file may contain anything; the reader returns only numbers and hashes."""
@@ -335,6 +341,7 @@ def test_a_line_of_the_audit_chain_is_an_entry_or_none(case: bytes) -> str:
     return "the entry" if CHAIN in good else "another entry"
 
 
+@pytest.mark.long
 @fuzzed(_lines(ANCHOR.text()), examples=200, wanted=("signed", "signed, in other words", "forged", "refused"))
 def test_an_anchor_counts_when_it_says_what_was_signed(case: bytes) -> str:
     """A changed one is refused or cannot be read."""
@@ -353,6 +360,7 @@ def test_an_anchor_counts_when_it_says_what_was_signed(case: bytes) -> str:
 METADATA = {"audit": audit_chain.commit_metadata(CHAIN.entry)}
 
 
+@pytest.mark.long
 @fuzzed(
     mutated(json.dumps(COMMIT).encode())
     | st.one_of(mutated_json(METADATA), other_numbers(METADATA)).map(

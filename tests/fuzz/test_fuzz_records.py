@@ -105,6 +105,7 @@ def _record(case: tuple[bytes, bytes, str, list[tuple[str, bytes]]]) -> Record:
     return Record(TOPIC, 0, 7, START_US, key, value, tuple(values), tuple(values.values()))
 
 
+@pytest.mark.long
 @fuzzed(RECORD_CASES, examples=120)
 def test_no_record_fails_the_fold_and_its_row_gives_it_back(case: Any) -> str:
     """Any key, headers, type and body have a verdict and a row, whatever the stream knows already; of the row
@@ -120,6 +121,7 @@ def test_no_record_fails_the_fold_and_its_row_gives_it_back(case: Any) -> str:
     return settled.reason or settled.verdict
 
 
+@pytest.mark.long
 @pytest.mark.requirement("JE-05")
 @fuzzed(mutated(written(EVENT)) | mutated_json(EVENT), examples=120)
 def test_only_what_was_signed_is_accepted_as_an_event(case: bytes) -> str:
@@ -160,6 +162,7 @@ ROW_CASES = st.tuples(
 )
 
 
+@pytest.mark.long
 @fuzzed(ROW_CASES, examples=150)
 def test_a_row_that_somebody_wrote_is_a_record_or_an_error_of_its_own(case: Any) -> str:
     """A row of the table may contain anything; a refold reports a bad row and does not crash."""

@@ -112,6 +112,7 @@ SPOILS = st.sampled_from((*NAMES, "body", "another body", "nothing", "twice", "m
 REQUESTS = st.tuples(mutated_json(*GOOD_CALLS), SPOILS, st.integers(0, 400), st.binary(min_size=1, max_size=2))
 
 
+@pytest.mark.long
 @pytest.mark.requirement("AM-02")
 @fuzzed(REQUESTS, examples=80)
 def test_no_request_gets_in_but_as_it_was_signed(case: Any) -> str:
@@ -147,6 +148,7 @@ def test_no_request_gets_in_but_as_it_was_signed(case: Any) -> str:
     return f"{spoiled}: {status}"
 
 
+@pytest.mark.long
 @pytest.mark.requirement("AM-02")
 @fuzzed(mutated_json(*GOOD_CALLS), examples=150)
 def test_what_the_library_takes_for_a_call_is_a_call_to_the_check_of_signatures(case: bytes) -> str:
@@ -173,6 +175,7 @@ TOOL_CASES = st.sampled_from([call["params"] for call in GOOD_CALLS if "params" 
 )
 
 
+@pytest.mark.long
 @pytest.mark.requirement("AM-04")
 @pytest.mark.requirement("DL-09")
 @fuzzed(TOOL_CASES, examples=160)

@@ -69,6 +69,7 @@ READERS: Final[list[Callable[[bytes], object]]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.requirement("CM-02")
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_a_hostile_document_is_read_or_refused_in_a_moment_and_in_little_memory(name: str) -> None:
@@ -83,6 +84,7 @@ def test_a_hostile_document_is_read_or_refused_in_a_moment_and_in_little_memory(
         tracemalloc.stop()
 
 
+@pytest.mark.long
 @pytest.mark.requirement("XP-09")
 @pytest.mark.parametrize(
     "document",

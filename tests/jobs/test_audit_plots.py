@@ -48,6 +48,7 @@ def test_points_of_one_lane_lie_apart_and_never_in_the_next() -> None:
     assert all(abs(place - lane) <= 0.2 for place, lane in zip(places, [0] * 20 + [1] * 20, strict=True))
 
 
+@pytest.mark.long
 def test_waiting_times_are_logarithmic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_here("message_audit", mixed_tables(tmp_path).settings, monkeypatch)
     assert len(run.names["waited"])

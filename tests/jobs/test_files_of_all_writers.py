@@ -183,6 +183,7 @@ def test_a_reader_takes_files_of_all_writers(
     reader(mixed, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("folder", [STREAM_ENTRIES, "no such table"])
 def test_a_local_store_is_loaded_from_files_of_all_writers(
     mixed: MixedTables, tmp_path: Path, folder: str

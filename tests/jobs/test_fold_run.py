@@ -121,6 +121,7 @@ def random_records(seed: int, count: int, often: float) -> list[Record]:
     return records_of(RandomMacs(draw, KEYRING, OLD).records(log, often))
 
 
+@pytest.mark.long
 @pytest.mark.requirement("ST-12")
 @pytest.mark.parametrize(("most", "step_s"), [(1, 0), (40, 600), (2000, 0), (2000, 60)])
 def test_a_run_equals_its_records_one_by_one(tmp_path: Path, most: int, step_s: int) -> None:

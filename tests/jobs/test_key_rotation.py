@@ -45,6 +45,7 @@ def rotated(tmp_path: Path) -> tuple[Backbone, Keyring, Keyring]:
     return made, before, after
 
 
+@pytest.mark.long
 @pytest.mark.requirement("CM-05")
 def test_what_was_sealed_before_still_opens_and_what_comes_is_sealed_under_the_new_key(
     rotated: tuple[Backbone, Keyring, Keyring],
@@ -58,6 +59,7 @@ def test_what_was_sealed_before_still_opens_and_what_comes_is_sealed_under_the_n
     assert sorted(row.verdict for row in sealed) == ["accepted", "accepted", "accepted", "duplicate"]
 
 
+@pytest.mark.long
 @pytest.mark.requirement("CM-04")
 def test_a_refold_across_a_rotation_says_what_ledger_and_views_say(
     rotated: tuple[Backbone, Keyring, Keyring],
@@ -67,6 +69,7 @@ def test_a_refold_across_a_rotation_says_what_ledger_and_views_say(
     assert (found.records, found.different, found.differences) == (6, 0, [])
 
 
+@pytest.mark.long
 @pytest.mark.requirement("CM-04")
 def test_two_runners_agree_though_one_of_them_seals_under_the_key_of_before(
     rotated: tuple[Backbone, Keyring, Keyring],

@@ -84,6 +84,7 @@ def cut(records: list[Record], most: int, draw: random.Random) -> list[list[Reco
     return parts
 
 
+@pytest.mark.long
 @pytest.mark.requirement("ST-01")
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_micro_batches_on_machines_in_turn_with_stores_that_get_lost_are_settled_as_one_run(
@@ -108,6 +109,7 @@ def test_micro_batches_on_machines_in_turn_with_stores_that_get_lost_are_settled
     assert_settled_as_in_one_run(batches, records)
 
 
+@pytest.mark.long
 @pytest.mark.requirement("ST-02")
 def test_a_store_of_another_time_or_history_is_brought_to_the_ledgers_end(
     batches: MicroBatches, keyring: Keyring, tmp_path: Path
@@ -130,6 +132,7 @@ def test_a_store_of_another_time_or_history_is_brought_to_the_ledgers_end(
     assert_settled_as_in_one_run(batches, records)
 
 
+@pytest.mark.long
 @pytest.mark.requirement("ST-02")
 @pytest.mark.parametrize("differs", [{"epoch": 2}, {"fold_version": FOLD_VERSION - 1}])
 def test_a_store_of_another_epoch_or_fold_version_is_loaded_anew(
@@ -154,6 +157,7 @@ def test_a_store_of_another_epoch_or_fold_version_is_loaded_anew(
     assert_settled_as_in_one_run(batches, records)
 
 
+@pytest.mark.long
 @pytest.mark.requirement("ST-02")
 @pytest.mark.requirement("ST-14")
 @pytest.mark.parametrize("keeps_open", [True, False])
@@ -236,6 +240,7 @@ def test_a_task_that_runs_twice_makes_the_same_rows(batches: MicroBatches, keyri
     assert batches.settle(records[200:], "two", plan) == first
 
 
+@pytest.mark.long
 def test_views_that_are_ahead_of_the_ledger_are_named(batches: MicroBatches, keyring: Keyring) -> None:
     records = random_records(keyring, 300)
     batches.run(records[:100])

@@ -129,6 +129,7 @@ class Reads:
         return noted
 
 
+@pytest.mark.long
 def test_each_read_with_a_filter_takes_merged_files_of_many_rows(
     merged: MixedTables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

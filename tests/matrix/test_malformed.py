@@ -259,6 +259,7 @@ CODINGS = ("gzip", "deflate", "br", "gzip, identity", "x-none")
 UNSUPPORTED = (415, "unsupported_media_type")
 
 
+@pytest.mark.long
 @pytest.mark.requirement("DL-13")
 @each_change
 def test_the_example_of_the_documents_is_taken(ground: Ground, name: str) -> None:

@@ -108,6 +108,7 @@ def _changed(tool: str, answer: dict[str, Any]) -> dict[str, Any]:
     return {name: answer[name] for name in SAMPLES[tool].changes if name in answer}
 
 
+@pytest.mark.long
 @each_tool
 def test_a_malformed_call_is_an_error_with_a_reason_and_changes_nothing(agents: Agents, tool: str) -> None:
     good, schema = call_of(agents, tool), ARGUMENTS[tool].model_json_schema()

@@ -77,6 +77,7 @@ def copied(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.requirement("AG-40")
 def test_a_build_of_a_copy_with_other_times_modes_and_stray_files_has_the_same_bytes(
     built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -93,6 +94,7 @@ def test_a_build_of_a_copy_with_other_times_modes_and_stray_files_has_the_same_b
         assert read(Path(one.path)) == read(built / Path(one.path).name)
 
 
+@pytest.mark.long
 @pytest.mark.requirement("AG-40")
 def test_the_wheel_of_the_unpacked_sdist_is_the_wheel_of_the_tree(
     wheel: Path, sdist: Path, tmp_path: Path

@@ -55,6 +55,7 @@ def test_a_program_reads_its_input_and_its_output_and_exit_code_are_returned(sto
     assert run(stop, "exit 0", b"x" * 200_000).is_good
 
 
+@pytest.mark.long
 def test_output_after_a_background_process_keeps_the_pipe_is_returned_without_waiting_for_it(
     stop: StopSignals,
 ) -> None:
@@ -65,6 +66,7 @@ def test_output_after_a_background_process_keeps_the_pipe_is_returned_without_wa
     assert time.monotonic() - began < 10
 
 
+@pytest.mark.long
 def test_a_program_over_its_time_is_ended_and_killed_if_it_stays(stop: StopSignals) -> None:
     ended = run(stop, "sleep 30", limits=Limits(time_s=0.2))
     assert (ended.fault, ended.exit_code) == ("not done within 0.2 s", -signal.SIGTERM)

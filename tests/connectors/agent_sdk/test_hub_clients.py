@@ -98,6 +98,7 @@ def test_a_refused_connection_is_reported_with_the_address_after_the_patience(ki
     assert time.monotonic() - began < 5 and failed.value.reason == "unreachable"
 
 
+@pytest.mark.long
 @pytest.mark.requirement("AG-05")
 @pytest.mark.parametrize("shown", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n1"])
 def test_an_answer_that_does_not_end_is_a_time_out(kind, shown):
@@ -113,6 +114,7 @@ def test_an_answer_that_does_not_end_is_a_time_out(kind, shown):
         client.run(get_json("/x", retries=NO_RETRY))
 
 
+@pytest.mark.long
 @pytest.mark.requirement("AG-05")
 def test_an_answer_may_come_as_late_as_its_request_waits(kind):
     async def late(heard, writer):
@@ -192,6 +194,7 @@ def test_other_json_than_a_gateways_is_reported(kind):
         assert failed.value.reason == "not_a_gateway"
 
 
+@pytest.mark.long
 @pytest.mark.requirement("AG-05")
 def test_https_is_verified_with_the_given_authority(kind, tmp_path: Path):
     authority = new_authority()
@@ -283,6 +286,7 @@ def test_close_ends_what_other_threads_wait_for():
     assert errors == ["closed"] and time.monotonic() - began < 3
 
 
+@pytest.mark.long
 @pytest.mark.requirement("AG-06")
 def test_a_stream_gives_its_parts_as_they_come_and_its_error(kind):
     async def stream(heard, writer):

@@ -128,6 +128,7 @@ def test_the_python_of_the_tests_is_one_of_the_pythons() -> None:
     assert {int(version.partition(".")[2]) for version in pythons()} <= set(MINORS)
 
 
+@pytest.mark.long
 @pytest.mark.requirement("AG-42")
 @pytest.mark.timeout(MAKE_HOST_S)
 @pytest.mark.parametrize("version", VERSIONS)
@@ -148,6 +149,7 @@ def test_with_h11_alone_all_modules_are_importable_or_name_their_extra(
             assert f"pip install 'trunkline-agent[{extra}]'" in failure[2]
 
 
+@pytest.mark.long
 @pytest.mark.requirement("AG-42")
 def test_a_missing_extra_is_an_import_error_that_names_what_to_install(host: Callable[..., AgentHost]) -> None:
     code = "from trunkline_agent.extras import require_extra\n"
@@ -184,6 +186,7 @@ def test_the_installed_command_runs_with_h11_alone_and_mcp_names_its_extra(
     assert refused.stderr.endswith("install the extra 'mcp': pip install 'trunkline-agent[mcp]'\n")
 
 
+@pytest.mark.long
 @pytest.mark.requirement("AG-43")
 @pytest.mark.timeout(MAKE_HOST_S)
 @pytest.mark.parametrize("version", VERSIONS)
@@ -203,6 +206,7 @@ def test_the_installed_library_is_small_and_quick_to_import(
     assert cpu_ms <= IMPORT_RATIO * yardstick_ms
 
 
+@pytest.mark.long
 @pytest.mark.requirement("AG-44")
 def test_a_typed_program_of_a_user_passes_mypy_strict_against_the_installed_wheel(
     host: Callable[..., AgentHost], tmp_path: Path

@@ -230,6 +230,7 @@ def test_a_rejection_is_an_error_with_its_reason_and_forged_receipts_do_not_coun
     assert _state(state_dir) == {"job_id": JOB, "last_seq": 2, "ended_seq": None, "outbox": []}
 
 
+@pytest.mark.long
 @pytest.mark.requirement("JE-15")
 def test_a_broker_that_never_answers_is_tried_three_times_with_growing_pauses(silent_listener, state_dir):
     port, taken = silent_listener
@@ -243,6 +244,7 @@ def test_a_broker_that_never_answers_is_tried_three_times_with_growing_pauses(si
     assert 3 * 0.4 + 0.2 + 0.4 <= elapsed_s < 8
 
 
+@pytest.mark.long
 @pytest.mark.requirement("JE-15")
 def test_the_pauses_have_an_upper_bound(state_dir):
     settings = _unreachable(free_port(), publish_attempts=8, backoff_base_s=0.1, backoff_max_s=0.15)

@@ -44,6 +44,7 @@ def test_the_async_class_has_the_same_methods_with_the_same_parameters(sync, oth
         assert inspect.iscoroutinefunction(theirs) == (name != "messages"), name
 
 
+@pytest.mark.long
 @pytest.mark.requirement("AG-14")
 def test_the_sync_half_is_as_generated_from_the_async_half():
     command = [sys.executable, str(ROOT / ".ci" / "client_side.py"), "--check"]
@@ -67,6 +68,7 @@ def test_the_package_itself_loads_nothing_and_the_sync_agent_neither_asyncio_nor
     assert not {"asyncio", "ssl", "orjson", "msgspec", "pydantic", "structlog"} & loaded
 
 
+@pytest.mark.long
 @pytest.mark.requirement("AG-07")
 def test_importing_the_agent_costs_little():
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "connectors/agent_sdk")}

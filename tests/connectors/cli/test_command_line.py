@@ -34,6 +34,7 @@ def test_help_names_every_command_once_and_stays_on_one_screen(capsys: pytest.Ca
     assert max(map(len, lines)) <= 100
 
 
+@pytest.mark.long
 @pytest.mark.requirement("OP-04")
 @pytest.mark.parametrize("arguments", [("up", "--only", "mosquitto"), ("demo", "--data-dir", "/proc/x")])
 def test_a_data_directory_that_cannot_be_made_is_one_line_and_no_traceback(arguments: tuple[str, ...]):
@@ -107,6 +108,7 @@ def test_an_error_ends_with_its_exit_code_and_is_one_line(
     assert capfd.readouterr() == ("", "trunkline raise: w\n")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("raised", "code"), [("KeyboardInterrupt", 130), ("BrokenPipeError", 0)])
 def test_an_end_by_the_user_or_the_reader_has_its_exit_code_and_no_traceback(
     raised: str, code: int, tmp_path: Path

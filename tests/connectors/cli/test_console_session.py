@@ -115,6 +115,7 @@ def piped(trunkline: CommandLine) -> Piped:
     return start
 
 
+@pytest.mark.long
 def test_suspects_that_cannot_be_had_now_make_no_busy_loop(desk: Desk, terminal: Terminal):
     desk.suspects = 1
     wait_until(lambda: True in desk.asked, what="it asks for a suspect")
@@ -126,6 +127,7 @@ def test_suspects_that_cannot_be_had_now_make_no_busy_loop(desk: Desk, terminal:
     terminal.wait_for("#1 bob")
 
 
+@pytest.mark.long
 def test_what_was_leased_when_the_input_ends_is_shown_and_told(desk: Desk, terminal: Terminal):
     desk.go.clear()
     asked = len(desk.asked)
@@ -139,6 +141,7 @@ def test_what_was_leased_when_the_input_ends_is_shown_and_told(desk: Desk, termi
     assert desk.outcomes() == {"m1": "handled", "m2": "handled"}
 
 
+@pytest.mark.long
 def test_the_output_is_in_utf_8_whatever_the_locale(desk: Desk, piped: Piped):
     console = piped(PYTHONIOENCODING="ascii")
     desk.messages.append(leased(1, "Grüße"))
@@ -148,6 +151,7 @@ def test_the_output_is_in_utf_8_whatever_the_locale(desk: Desk, piped: Piped):
     assert "Grüße" in out
 
 
+@pytest.mark.long
 def test_an_answer_that_is_not_understood_ends_the_session_and_is_said(desk: Desk, terminal: Terminal):
     wrong = leased(1)
     del wrong["thread"]

@@ -19,6 +19,7 @@ def result(seed: int, **more: Any) -> dict[str, Any]:
     return {"seed": seed, "programs": programs_hash(), **given, **more}
 
 
+@pytest.mark.long
 def test_seeds_that_have_their_result_are_summed_up_and_not_run_again(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -169,6 +169,7 @@ def test_wrong_arguments_are_exit_code_2(table: LedgerTable, arguments: list[str
     assert main(["tail", "--no-follow", *arguments]) == 2
 
 
+@pytest.mark.long
 def test_rows_are_shown_as_they_land_and_ctrl_c_ends_quietly(table: LedgerTable, tail: Any) -> None:
     process = tail("-n", "1", "--json")
     assert "value_base64" in json.loads(_line(process.stdout))
@@ -179,6 +180,7 @@ def test_rows_are_shown_as_they_land_and_ctrl_c_ends_quietly(table: LedgerTable,
     assert (process.returncode, out, err) == (130, "", "")
 
 
+@pytest.mark.long
 def test_a_table_that_comes_later_is_shown_from_its_first_row(settings: Settings, tail: Any) -> None:
     process = tail("--json")
     assert "waiting for the ledger" in _line(process.stderr)
@@ -187,6 +189,7 @@ def test_a_table_that_comes_later_is_shown_from_its_first_row(settings: Settings
     assert json.loads(_line(process.stdout))["type"] == "job.registered"
 
 
+@pytest.mark.long
 def test_it_ends_quietly_when_nobody_reads_any_more(table: LedgerTable, tail: Any) -> None:
     process = tail("--json")
     assert _line(process.stdout)

@@ -165,6 +165,7 @@ def test_a_record_made_of_its_ledger_row_settles_to_the_same_row(record: Record,
     assert refolded.stored() == entries.stored()
 
 
+@pytest.mark.long
 @given(
     known=st.booleans(),
     key=st.sampled_from([key for key, _ in GOOD.values()]),

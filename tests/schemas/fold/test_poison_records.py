@@ -140,6 +140,7 @@ def test_a_record_over_the_limit_is_too_large_whatever_its_type(record_type: str
     assert settle(cut, known_stream(key), KEYRING, Entries()).reason == "too_large"
 
 
+@pytest.mark.long
 @pytest.mark.requirement("CM-02")
 @pytest.mark.parametrize(
     "record",
@@ -170,6 +171,7 @@ HOSTILE = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("piece", HOSTILE)
 def test_a_hostile_quarter_mebibyte_costs_the_fold_no_more_than_a_moment(piece: str) -> None:
     text = (piece * (2**18 // len(piece)) + " ://=:").replace("\\", "\\\\")

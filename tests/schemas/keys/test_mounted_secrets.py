@@ -151,6 +151,7 @@ def check(case: str, text: str, reader: str) -> None:
     )
 
 
+@pytest.mark.long
 def test_each_reader_of_a_secret_takes_mounted_files_and_says_why_it_refuses_others(
     folders: list[Path],
 ) -> None:

@@ -160,6 +160,7 @@ print(*(ensure_keyring(Settings(data_dir=Path(sys.argv[1]) / str(n))).active for
 """
 
 
+@pytest.mark.long
 def test_processes_that_make_the_key_at_once_end_with_the_same_one(tmp_path: Path) -> None:
     command = [sys.executable, "-c", MAKES_KEYS, str(tmp_path)]
     started = [

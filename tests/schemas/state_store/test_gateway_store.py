@@ -162,6 +162,7 @@ def test_of_the_messages_in_each_final_status_the_newest_stay_with_their_bodies(
     assert len(list(store.live_rows(MessageRow.VIEW))) == 1
 
 
+@pytest.mark.long
 def test_a_store_that_is_as_large_as_its_map_grows_when_it_is_opened_anew(store, monkeypatch):
     monkeypatch.setattr(local_store, "_MAP_BYTES", 1 << 20)
     store.reopen()

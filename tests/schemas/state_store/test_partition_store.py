@@ -236,6 +236,7 @@ while True:
 """
 
 
+@pytest.mark.long
 def test_a_writer_that_is_killed_at_any_moment_leaves_whole_changes(tmp_path: Path) -> None:
     folder, ends = tmp_path / "killed", []
     for pause_s in (0.3, 0.31, 0.32, 0.33, 0.34):

@@ -275,6 +275,7 @@ def test_the_fold_forgets_exactly_what_the_model_forgets(sent: list[Sent]) -> No
         assert_agree(sent, kept=3)
 
 
+@pytest.mark.long
 @given(st.integers(0, 2**32), st.booleans())
 @settings(max_examples=12, deadline=None)
 def test_the_memory_of_256_seqs_is_the_models_over_a_long_job_with_gaps(seed: int, ends: bool) -> None:

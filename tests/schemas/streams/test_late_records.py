@@ -45,6 +45,7 @@ def drains() -> Iterator[list[Record]]:
         yield [as_read(posted.record(**BY)), as_read(claimed)]
 
 
+@pytest.mark.long
 @pytest.mark.requirement("ST-10")
 @pytest.mark.parametrize("life", [events, drains])
 def test_the_ten_thousandth_step_takes_as_many_bytes_as_the_two_hundredth(life: Any) -> None:

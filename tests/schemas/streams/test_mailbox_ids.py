@@ -56,6 +56,7 @@ def test_a_posting_writes_few_ids_of_many_and_knows_them_all(monkeypatch: pytest
     assert {said(post_at(n, entries, f"m{n}")) for n in range(400)} == {("duplicate", None)}
 
 
+@pytest.mark.long
 @pytest.mark.requirement("ST-13")
 def test_ids_that_fold_version_9_wrote_are_known_and_are_split_by_the_next_posting() -> None:
     entries, shard = mailbox_of("m0"), shard_of("m0")

@@ -51,7 +51,7 @@ from tests.schemas.streams.mailbox_model import (
     contents,
 )
 
-pytestmark = pytest.mark.requirement("HH-06")
+pytestmark = [pytest.mark.long, pytest.mark.requirement("HH-06")]
 
 IDS = ("m1", "m2", "m3", "m4", "m5")
 # Several doors lease at once. `made_of` takes the door of a lease for its end, if that is to be right.

@@ -102,6 +102,7 @@ MOMENTS = st.builds(
 )
 
 
+@pytest.mark.long
 @given(EXPRESSIONS, MOMENTS)
 @settings(max_examples=100, deadline=None)
 def test_the_runs_of_a_cron_expression_are_those_of_the_model_with_none_left_out_or_doubled(

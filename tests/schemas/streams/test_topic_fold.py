@@ -240,6 +240,7 @@ def test_a_topic_takes_no_message_while_too_many_are_not_delivered(monkeypatch: 
     assert said(topic.publish("p3")) == ("accepted", None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [10, 2000])
 def test_a_subscription_writes_as_much_with_many_subscribers_as_with_few(count: int) -> None:
     topic = topic_of(*(f"agent-{number}" for number in range(count)))

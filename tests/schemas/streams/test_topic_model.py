@@ -93,6 +93,7 @@ def test_the_fold_agrees_with_the_model(wishes: list[Wish]) -> None:
     check(wishes)
 
 
+@pytest.mark.long
 def test_the_fold_agrees_with_the_model_over_a_long_life() -> None:
     draw = random.Random(5)
     wishes = [

@@ -207,6 +207,7 @@ def test_a_shortened_file_delivers_nothing_twice_and_a_deleted_one_begins_anew(
     assert bodies(queue.poll("ann")) == ["once more"]
 
 
+@pytest.mark.long
 @pytest.mark.requirement("FQ-04")
 def test_a_cursor_in_the_middle_of_a_line_never_delivers_its_rest(queue: Queue, session_path: Path) -> None:
     inner = to_line({**GOOD, "body": "forged"}).decode().strip()
@@ -323,6 +324,7 @@ def test_a_root_that_is_no_folder_is_a_clear_error(tmp_path: Path) -> None:
         Queue(tmp_path / "file").send("ask", "x")
 
 
+@pytest.mark.long
 @pytest.mark.requirement("FQ-04")
 def test_a_poll_reads_what_is_new_and_a_tail_what_is_last_however_long_the_file(
     queue: Queue, session_path: Path, monkeypatch: pytest.MonkeyPatch

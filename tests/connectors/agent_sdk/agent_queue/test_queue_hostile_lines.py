@@ -180,6 +180,7 @@ def test_a_side_file_that_cannot_be_read_is_an_error_of_that_message_alone(
     assert queue.poll("bo") == []
 
 
+@pytest.mark.long
 @pytest.mark.requirement("FQ-05")
 @pytest.mark.parametrize("ended", [True, False])
 def test_a_line_of_hundreds_of_megabytes_is_skipped_and_never_held(

@@ -164,6 +164,7 @@ class QueueMachine(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
 
+@pytest.mark.long
 @pytest.mark.requirement("FQ-04")
 @pytest.mark.requirement("FQ-05")
 @pytest.mark.requirement("FQ-08")

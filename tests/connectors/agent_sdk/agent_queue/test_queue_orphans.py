@@ -136,6 +136,7 @@ def test_an_expire_killed_among_the_orphans_leaves_the_others_to_the_next(queue:
     assert [message["body"] for message in queue.poll("early")] == [LONG]
 
 
+@pytest.mark.long
 def test_no_side_file_is_taken_from_under_many_senders_even_without_the_age(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:

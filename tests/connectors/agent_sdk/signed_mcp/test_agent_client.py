@@ -107,6 +107,7 @@ def test_an_address_with_no_such_server_is_said_at_entry(
     assert type(error.value) is TrunklineError
 
 
+@pytest.mark.long
 def test_a_gateway_that_is_away_fails_the_call_alone_and_the_client_goes_on(key_file: Path) -> None:
     door = SignedDoor(free_port(), {"ann": key_pair()[1]})
 
@@ -176,6 +177,7 @@ def test_a_proxy_of_the_environment_does_not_stand_before_loopback(
     with_client(send, door.url, key_file)
 
 
+@pytest.mark.long
 @pytest.mark.requirement("AM-02")
 def test_equal_calls_of_two_processes_of_one_agent_at_one_moment_are_no_replay(
     door: SignedDoor, key_file: Path
@@ -260,6 +262,7 @@ def test_a_nonce_is_put_into_calls_of_tools_alone_and_leaves_the_message_as_it_w
         assert with_nonce(other) is other
 
 
+@pytest.mark.long
 def test_a_key_is_read_again_when_its_file_was_replaced(door: SignedDoor, key_file: Path) -> None:
     async def use(client: Client) -> None:
         await send(client)

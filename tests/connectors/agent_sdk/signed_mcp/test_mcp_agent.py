@@ -55,6 +55,7 @@ def arguments(door: SignedDoor, tool: str) -> list[dict[str, Any]]:
     return [body["arguments"] for body in bodies if body["name"] == tool]
 
 
+@pytest.mark.long
 def test_it_reports_idle_answers_what_it_is_told_and_ends_when_the_operator_says_so(
     door: SignedDoor, key_file: Path
 ) -> None:
@@ -84,6 +85,7 @@ def test_it_reports_idle_answers_what_it_is_told_and_ends_when_the_operator_says
     assert door.refused == []
 
 
+@pytest.mark.long
 def test_an_answer_has_the_same_idempotency_key_however_often_it_is_sent(
     door: SignedDoor, key_file: Path
 ) -> None:
@@ -105,6 +107,7 @@ def test_an_answer_has_the_same_idempotency_key_however_often_it_is_sent(
     assert len({*answers, *marks}) == 5
 
 
+@pytest.mark.long
 def test_it_outlives_a_restart_of_the_gateway_and_waits_for_one_that_is_late(key_file: Path) -> None:
     door = SignedDoor(free_port(), {"ann": key_pair()[1]})
     with agent(door.url, key_file) as process:
@@ -122,6 +125,7 @@ def test_it_outlives_a_restart_of_the_gateway_and_waits_for_one_that_is_late(key
     assert told(door, "bo") == ["ann was told: 1", "ann was told: 2"]
 
 
+@pytest.mark.long
 def test_it_ends_when_its_key_is_gone_or_is_refused_or_its_gateway_is_away_for_too_long(
     door: SignedDoor, key_file: Path, tmp_path: Path
 ) -> None:
@@ -152,6 +156,7 @@ def test_it_ends_when_its_key_is_gone_or_is_refused_or_its_gateway_is_away_for_t
         )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text", ['{"text": "finish"}', " finish\n"])
 def test_the_operator_ends_it_by_any_door(text: str, door: SignedDoor, key_file: Path) -> None:
     for other in ('"finish"', '["finish"]', '{"text": ["finish"]}', "[" * 2000, "finished", ""):

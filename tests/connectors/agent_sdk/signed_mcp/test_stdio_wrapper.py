@@ -138,6 +138,7 @@ def test_the_official_client_over_stdio_runs_tools_by_either_protocol(
     assert door.refused == []
 
 
+@pytest.mark.long
 def test_the_answers_of_a_closed_input_are_still_given_and_it_ends_with_nothing_else_said(
     door: SignedDoor, key_file: Path
 ) -> None:
@@ -154,6 +155,7 @@ def test_the_answers_of_a_closed_input_are_still_given_and_it_ends_with_nothing_
     assert answers[1]["result"]["structuredContent"]["you"] == "ann"
 
 
+@pytest.mark.long
 def test_a_line_that_is_no_message_is_answered_and_the_next_one_goes_on(
     door: SignedDoor, key_file: Path
 ) -> None:
@@ -173,6 +175,7 @@ def test_a_line_that_is_no_message_is_answered_and_the_next_one_goes_on(
         assert wrapper.end() == (0, "")
 
 
+@pytest.mark.long
 def test_a_gateway_that_is_away_is_an_error_for_the_request_and_the_next_one_works(key_file: Path) -> None:
     door = SignedDoor(free_port(), {"ann": key_pair()[1]})
     with wrapped(door.url, key_file) as wrapper:
@@ -188,6 +191,7 @@ def test_a_gateway_that_is_away_is_an_error_for_the_request_and_the_next_one_wor
         assert wrapper.end() == (0, "")
 
 
+@pytest.mark.long
 def test_a_request_that_is_open_when_the_input_ends_is_answered_with_an_error(
     door: SignedDoor, key_file: Path
 ) -> None:
@@ -235,6 +239,7 @@ def test_a_gateway_that_hangs_up_in_the_midst_of_an_answer_is_an_error(kind: str
         thread.join(20)
 
 
+@pytest.mark.long
 def test_a_session_of_the_older_protocol_outlives_a_restart_of_the_gateway(key_file: Path) -> None:
     door = SignedDoor(free_port(), {"ann": key_pair()[1]})
 

@@ -31,18 +31,21 @@ def waited_s(watch: FolderWatch) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.long
 def test_a_change_between_two_waits_ends_the_next_one(watch: FolderWatch, tmp_path: Path) -> None:
     (tmp_path / "queue" / "line").write_text("a line")
     time.sleep(0.3)  # the bridge reads the files meanwhile
     assert waited_s(watch) < LONG_S / 2
 
 
+@pytest.mark.long
 def test_changes_of_its_own_files_end_no_wait(watch: FolderWatch, tmp_path: Path) -> None:
     (tmp_path / "queue" / "own.cursor").write_text("0")
     threading.Timer(0.5, (tmp_path / "queue" / "line").touch).start()
     assert 0.4 < waited_s(watch) < LONG_S / 2
 
 
+@pytest.mark.long
 def test_a_folder_that_was_replaced_is_watched_again(watch: FolderWatch, tmp_path: Path) -> None:
     (tmp_path / "queue").rename(tmp_path / "old")
     (tmp_path / "queue").mkdir()

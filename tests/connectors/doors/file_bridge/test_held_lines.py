@@ -215,6 +215,7 @@ def test_a_bridge_killed_while_it_holds_a_recipient_loses_nothing_and_posts_noth
     assert run.mailboxes.of("bo") == bo and run.held() == []
 
 
+@pytest.mark.long
 @pytest.mark.requirement("LM-08")
 @pytest.mark.parametrize("seed", range(30))
 def test_whatever_happens_in_any_order_each_line_counts_once(tmp_path: Path, seed: int) -> None:

@@ -51,6 +51,7 @@ def contents(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield f"{name} {status} {media_type}", content
 
 
+@pytest.mark.long
 @pytest.mark.requirement("DL-13")
 def test_every_operation_has_a_summary_a_description_a_group_its_roles_and_its_errors(document):
     bare = [

@@ -232,6 +232,7 @@ def test_every_receipt_of_the_bridge_is_valid(settled: tuple[Any, ...]) -> None:
             assert not is_valid(name, {**receipt, "verdict": "perhaps"})
 
 
+@pytest.mark.long
 @pytest.mark.requirement("CT-04")
 def test_the_gateway_serves_the_files_without_a_token(app: Any) -> None:
     index = got(app, "/contracts").json()
@@ -254,6 +255,7 @@ def test_a_copy_of_a_contract_is_confirmed_and_an_unknown_one_not_found(app: Any
         assert got(app, f"/contracts/{path}").status_code == 404, path
 
 
+@pytest.mark.long
 @pytest.mark.requirement("CT-04")
 def test_the_gateways_document_has_the_names_of_its_own_topics() -> None:
     own = {"mqtt": {"topic_prefix": "p/jobs"}, "kafka": {"topic": "own.events", "partitions": 7}}

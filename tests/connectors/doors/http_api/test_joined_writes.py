@@ -85,6 +85,7 @@ def arrivals(app: Any, *sent: bytes, wait_s: float = 1.5) -> list[tuple[float, b
     return asyncio.run(run())
 
 
+@pytest.mark.long
 def test_head_and_body_that_are_there_together_are_one_write(monkeypatch):
     written = []
 
@@ -99,12 +100,14 @@ def test_head_and_body_that_are_there_together_are_one_write(monkeypatch):
     assert [one for one in written if one] == [GET, answer]
 
 
+@pytest.mark.long
 def test_the_head_of_a_stream_does_not_wait_for_its_first_event():
     (_, head), *rest = arrivals(stream, GET)
     assert head.startswith(b"HTTP/1.1 200 ") and head.endswith(b"\r\n\r\n")
     assert b"".join(data for _, data in rest) == b"answer"
 
 
+@pytest.mark.long
 def test_each_of_several_requests_on_one_connection_has_a_whole_answer():
     found = b"".join(data for _, data in arrivals(whole, GET * 3, GET))
     assert found.count(b"HTTP/1.1 200 ") == found.count(b"\r\n\r\nanswer") == 4
@@ -121,6 +124,7 @@ def test_the_head_of_a_broken_answer_arrives_before_the_connection_ends():
     assert found.startswith(b"HTTP/1.1 200 ") and found.endswith(b"\r\n\r\n")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("expects", [b"", b"Expect: 100-continue\r\n", b"expect: 100-Continue\r\n"])
 def test_a_client_that_expects_to_continue_is_told_so_before_its_body(expects):
     head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n" + expects + b"\r\n"

@@ -48,6 +48,7 @@ def wait_for_silence(connection: socket.socket) -> None:
     wait_until(lambda: silent_ms(connection) > 1100, what="the silence")
 
 
+@pytest.mark.long
 @pytest.mark.requirement("DL-52")
 def test_a_client_without_a_link_does_not_answer_and_one_with_a_link_does_at_once(
     apart: tuple[socket.socket, str | None],

@@ -77,6 +77,7 @@ def test_a_key_is_good_until_the_end_of_its_overlap() -> None:
     assert is_good(keys, SECOND)
 
 
+@pytest.mark.long
 @pytest.mark.requirement("AM-02")
 def test_a_wrong_signature_takes_as_long_for_an_unknown_agent() -> None:
     """Of whatever length, for an agent with one key, with two, and with one of another length: the medians of

@@ -182,6 +182,7 @@ def test_an_upload_to_a_store_that_fails_is_refused_for_now(tmp_path: Path) -> N
     assert asyncio.run(refused(hub.blob_tools.upload_blob("ann", part()))) == (503, "unreachable")
 
 
+@pytest.mark.long
 def test_an_upload_without_a_further_part_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub = hub_of(tmp_path, "ann")
     monkeypatch.setattr(blob_tools, "PART_TIMEOUT_S", 0.1)

@@ -208,6 +208,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.long
 @given(STEPS)
 @settings(max_examples=300, deadline=None)
 def test_messages_are_those_of_the_model_in_its_order(steps: list[tuple[Any, ...]]) -> None:
@@ -226,6 +227,7 @@ def test_messages_are_those_of_the_model_in_its_order(steps: list[tuple[Any, ...
     asyncio.run(run())
 
 
+@pytest.mark.long
 def test_a_large_mailbox_is_looked_at_in_the_same_way() -> None:
     async def run() -> None:
         mailbox = Mailbox()

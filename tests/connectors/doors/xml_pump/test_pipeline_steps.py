@@ -90,6 +90,7 @@ def test_a_payload_of_another_door_is_parsed_as_carefully_as_a_document() -> Non
         pipeline.run_payload(b"<calculate/>")
 
 
+@pytest.mark.long
 @pytest.mark.requirement("XP-01")
 def test_threads_may_share_a_pipeline_and_each_gets_its_own_faults() -> None:
     pipeline = Pipeline(KIND)

@@ -222,6 +222,7 @@ def test_a_place_that_gets_free_is_asked_for_while_another_request_still_waits(t
     asyncio.run(pumping(queue, tmp_path, during))
 
 
+@pytest.mark.long
 @pytest.mark.requirement("XP-08")
 def test_a_pump_without_work_asks_seldom(tmp_path: Path):
     queue = Queue([info("stepper")])
@@ -235,6 +236,7 @@ def test_a_pump_without_work_asks_seldom(tmp_path: Path):
     asyncio.run(pumping(queue, tmp_path, during))
 
 
+@pytest.mark.long
 @pytest.mark.requirement("XP-13")
 def test_what_was_handed_out_before_runs_alone_and_the_rest_goes_on_between(tmp_path: Path):
     queue = Queue([info("stepper", concurrency=8)])
@@ -247,6 +249,7 @@ def test_what_was_handed_out_before_runs_alone_and_the_rest_goes_on_between(tmp_
     assert {(asked.free, asked.under_way) for asked in alone} == {(1, 0)}
 
 
+@pytest.mark.long
 @pytest.mark.requirement("XP-13")
 def test_suspects_that_nobody_may_have_now_make_no_busy_loop(tmp_path: Path):
     class Held(Queue):
@@ -270,6 +273,7 @@ def test_suspects_that_nobody_may_have_now_make_no_busy_loop(tmp_path: Path):
     assert third - second > 0.95  # in vain again, so it rests longer
 
 
+@pytest.mark.long
 @pytest.mark.requirement("XP-13")
 def test_a_handler_that_minds_no_cancellation_keeps_no_suspect_waiting(tmp_path: Path):
     queue = Queue([info("stepper")])
@@ -290,6 +294,7 @@ def test_a_handler_that_minds_no_cancellation_keeps_no_suspect_waiting(tmp_path:
     asyncio.run(pumping(queue, tmp_path, during, concurrency=2, drain_s=LIMIT_S))
 
 
+@pytest.mark.long
 @pytest.mark.requirement("XP-13")
 def test_a_handler_that_takes_its_time_does_not_stop_the_rest_for_a_suspect(tmp_path: Path):
     queue = Queue([info("stepper")])
@@ -310,6 +315,7 @@ def test_a_handler_that_takes_its_time_does_not_stop_the_rest_for_a_suspect(tmp_
     assert [asked.under_way for asked in queue.asked if asked.alone][:1] == [0]
 
 
+@pytest.mark.long
 @pytest.mark.requirement("XP-08")
 def test_what_was_done_is_told_by_the_same_request_until_the_gateway_takes_it(tmp_path: Path):
     away = [BackboneUnreachable("away"), BackboneUnreachable("away")]

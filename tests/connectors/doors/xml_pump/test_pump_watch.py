@@ -49,6 +49,7 @@ def watched(work: Callable[[], None]) -> list[int]:
     return ends
 
 
+@pytest.mark.long
 @pytest.mark.requirement("XP-13")
 def test_a_loop_that_is_blocked_beyond_the_handlers_limit_ends_the_process_and_one_within_it_does_not():
     assert watched(lambda: time.sleep(0.6)) == []

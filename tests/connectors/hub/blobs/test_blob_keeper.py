@@ -155,6 +155,7 @@ def test_a_new_message_may_refer_to_a_blob_that_does_not_end_soon(tmp_path: Path
     assert log.keeper.is_usable(log.row)
 
 
+@pytest.mark.long
 def test_the_keeper_removes_a_blob_and_then_deletes_its_object(tmp_path: Path) -> None:
     log = Log(tmp_path)
     draft = log.store.new_draft()

@@ -66,6 +66,7 @@ def store(tmp_path: Path) -> Iterator[GatewayStore]:
     made.close()
 
 
+@pytest.mark.long
 @pytest.mark.requirement("ST-30")
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_state_that_is_written_and_lost_at_any_moment_is_that_of_the_whole_log(store, monkeypatch, seed):

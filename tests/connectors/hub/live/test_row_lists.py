@@ -241,6 +241,7 @@ def check_participants(view: View, lists: RowLists) -> None:
         assert {k.key for k in lists.keys_with(key.key_id)} == {k.key for k in keys if k.key_id == key.key_id}
 
 
+@pytest.mark.long
 def test_present_participants_and_active_keys_are_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     view, lists = loaded_amid_changes(7)
     monkeypatch.setattr(view, "newest_ended", lambda *_: pytest.fail("the store was read"))
@@ -249,6 +250,7 @@ def test_present_participants_and_active_keys_are_in_memory(monkeypatch: pytest.
     assert lists.keys_with(lists.keys_of(present[0].agent_name)[0].key_id)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_each_list_equals_a_scan_also_of_rows_that_were_loaded_while_changes_came(
     seed: int, monkeypatch: pytest.MonkeyPatch
@@ -261,6 +263,7 @@ def test_each_list_equals_a_scan_also_of_rows_that_were_loaded_while_changes_cam
     assert len(view.all(JobRow)) > 300 and len(view.all(ThreadRow)) > 20 and len(view.all(TaskRow)) > 50
 
 
+@pytest.mark.long
 def test_jobs_of_an_age_equal_a_scan() -> None:
     view, lists = loaded_amid_changes(4)
     draw = random.Random(4)
@@ -273,6 +276,7 @@ def test_jobs_of_an_age_equal_a_scan() -> None:
         assert lists.jobs.count(groups, since=since, before=(until, "")) == len(expected)
 
 
+@pytest.mark.long
 def test_pages_of_jobs_give_each_job_once_newest_first_and_none_twice_while_jobs_change() -> None:
     view, lists = loaded_amid_changes(5)
     for state in (None, "running", "completed"):
@@ -293,6 +297,7 @@ def test_pages_of_jobs_give_each_job_once_newest_first_and_none_twice_while_jobs
         assert still <= set(shown)
 
 
+@pytest.mark.long
 def test_a_row_that_memory_has_lost_or_that_left_its_group_is_left_out_and_the_page_is_full() -> None:
     view, lists = loaded_amid_changes(6)
     ids = [row.job_id for row in lists.jobs.newest(job_lists(None, None))]

@@ -61,6 +61,7 @@ def test_a_ledger_that_is_older_than_its_chain_gives_no_figure(tmp_path: Path) -
         LedgerProgressReader(settings).read()
 
 
+@pytest.mark.long
 def test_views_say_how_far_they_are_and_a_table_that_goes_away_gives_an_error(tmp_path: Path) -> None:
     tables = MixedTables(tmp_path)
     ledger, views = LedgerProgressReader(tables.settings), ViewProgressReader(tables.settings)

@@ -24,6 +24,7 @@ def a_stream_of(kind: StreamKind) -> FoldedLog:
     return folded
 
 
+@pytest.mark.long
 @pytest.mark.requirement("HO-01")
 @pytest.mark.parametrize("kind", KINDS_WITH_ROWS, ids=lambda kind: kind.name)
 def test_a_stream_with_entries_and_without_its_row_is_refused(kind, tmp_path):

@@ -101,11 +101,13 @@ def test_listeners_agents_and_meta_become_listeners_of_the_log(organism: Path):
     }
 
 
+@pytest.mark.long
 def test_the_sample_of_the_checkout_can_be_loaded():
     names = [one.name for one in load_organism(PROJECT_ROOT / "conf" / "organism.yaml").listeners]
     assert "console" in names
 
 
+@pytest.mark.long
 def test_the_digest_is_another_when_the_file_or_a_handlers_class_is(
     organism: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -170,6 +172,7 @@ def test_what_is_wrong_is_said_with_its_place(organism: Path, text: str, said: s
     assert said in refused(organism, text)
 
 
+@pytest.mark.long
 @pytest.mark.requirement("XB-02")
 def test_the_description_of_a_listener_reaches_the_log_and_no_description_changes_nothing(organism: Path):
     entry = f"listeners: [{{name: a, handler: '{MODULE}:add'"
@@ -213,6 +216,7 @@ def test_a_handlers_module_is_imported_in_a_process_of_its_own_that_knows_no_sec
     assert "exit code 3" in (died.fault or "")
 
 
+@pytest.mark.long
 def test_a_module_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     pid = tmp_path / "pid"

@@ -210,6 +210,7 @@ def test_the_schedule_of_a_tasks_agent_ends_with_the_tasks_token(end: str) -> No
     assert has_lost_owner(log.get, log.row, now_us - 1) is (end in ("completed", "revoked"))
 
 
+@pytest.mark.long
 def test_the_next_run_is_recorded_at_its_time_and_runs_that_were_missed_follow_each_other_at_once() -> None:
     now_us, missed = time.time_ns() // 1000, 40
     log = Log(now_us=now_us - (missed + 1) * S_US, every_s=1, missed="all")

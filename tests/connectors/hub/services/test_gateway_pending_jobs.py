@@ -136,6 +136,7 @@ class AwayView:
         raise BackboneUnreachable("away")
 
 
+@pytest.mark.long
 def test_a_look_that_fails_when_its_askers_have_given_up_is_nobodys_error():
     view, complaints = AwayView(), []
 

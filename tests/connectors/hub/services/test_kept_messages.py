@@ -155,6 +155,7 @@ def test_dead_messages_that_are_loaded_after_newer_ones_are_in_the_order_of_thei
     assert index.dead_of(("default", "agent-0")) == ["message-6", "message-3", "message-0"]
 
 
+@pytest.mark.long
 def test_what_is_kept_of_a_message_is_nothing_that_the_collector_walks():
     state, feed, index = empty_state(KEYRING), SettledFeed(), MailboxIndex()
     conversations = Conversations(KEYRING)

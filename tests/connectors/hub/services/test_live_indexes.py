@@ -69,6 +69,7 @@ def amid(index: Any, rows: list[Any], changes: Iterator[AppliedChange]) -> None:
         index.changed(change)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_mailboxes_by_depth_and_messages_of_a_task_equal_a_scan(
     seed: int, monkeypatch: pytest.MonkeyPatch

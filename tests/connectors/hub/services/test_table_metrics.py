@@ -33,6 +33,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.long
 @pytest.mark.requirement("OP-21")
 def test_a_store_that_never_answers_costs_a_scrape_little_and_gives_no_figure(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -179,6 +179,7 @@ def test_budgets_are_scaled_down_to_the_descriptors_and_a_reserve_is_kept() -> N
         fitted(limits, 4, 450)
 
 
+@pytest.mark.long
 @pytest.mark.requirement("SE-12")
 def test_the_soft_limit_of_descriptors_is_raised_as_far_as_the_budgets_need_it() -> None:
     said = """

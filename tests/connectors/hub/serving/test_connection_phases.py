@@ -37,6 +37,7 @@ class Gated:
         await send({"type": "http.response.body", "body": b"ok"})
 
 
+@pytest.mark.long
 def test_pipelined_requests_wait_in_bounded_memory_and_are_answered_in_turn() -> None:
     app = Gated()
     with served(app) as server, server.connect() as connection:
@@ -119,6 +120,7 @@ class Asking:
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.long
 def test_requests_behind_one_that_asks_for_its_client_wait_in_bounded_memory() -> None:
     app = Asking()
     with served(app) as server, server.connect() as connection:
@@ -145,6 +147,7 @@ def test_a_request_that_waits_learns_that_its_client_has_disconnected(further: b
         wait_until(lambda: app.is_gone, what="the end of the client")
 
 
+@pytest.mark.long
 def test_a_body_that_nobody_reads_waits_in_bounded_memory() -> None:
     app = Gated()
     with served(app) as server, server.connect() as connection:
@@ -205,6 +208,7 @@ def test_each_part_of_a_large_body_that_its_reader_notes_begins_the_time_of_the_
         wait_until(lambda: held.phase()[0] is Phase.IDLE, what="the answer")
 
 
+@pytest.mark.long
 def test_a_body_that_goes_on_after_its_answer_has_the_time_of_a_body() -> None:
     app = Gated()
     app.gate.set()
@@ -220,6 +224,7 @@ def test_a_body_that_goes_on_after_its_answer_has_the_time_of_a_body() -> None:
         assert time.monotonic() - began > 1
 
 
+@pytest.mark.long
 def test_a_connection_whose_body_ended_after_the_answer_is_closed_when_idle() -> None:
     app = Gated()
     app.gate.set()
@@ -230,6 +235,7 @@ def test_a_connection_whose_body_ended_after_the_answer_is_closed_when_idle() ->
         assert rest(connection) == b""
 
 
+@pytest.mark.long
 def test_a_further_head_that_does_not_end_has_the_time_of_a_head() -> None:
     app = Gated()
     app.gate.set()
@@ -238,6 +244,7 @@ def test_a_further_head_that_does_not_end_has_the_time_of_a_head() -> None:
         assert statuses(rest(connection)) == [200]
 
 
+@pytest.mark.long
 def test_a_malformed_body_after_the_answer_began_gets_no_second_answer() -> None:
     app = Gated()
     app.gate.set()

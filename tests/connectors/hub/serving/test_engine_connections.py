@@ -64,6 +64,7 @@ async def careful(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"careful"})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("before", [b"", get(line=b"GET /stream HTTP/1.1")])
 def test_a_client_that_reads_no_answers_of_the_engine_is_found_and_holds_up_no_sweep(before: bytes) -> None:
     engine = HeldEngine(lambda exchange: answer(exchange, BODY))
@@ -141,6 +142,7 @@ def test_requests_that_come_during_an_answer_are_answered_after_it_and_reading_g
         assert rest(connection).count(b"careful") == 1
 
 
+@pytest.mark.long
 def test_the_time_of_an_idle_connection_stops_with_each_request_and_begins_with_its_answer() -> None:
     engine = HeldEngine()
     with served(careful, engine=engine, idle_timeout_s=1) as server, server.connect() as connection:

@@ -331,6 +331,7 @@ MODELS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.requirement("HH-11")
 @pytest.mark.parametrize("model", MODELS)
 def test_each_model_of_the_hub_has_the_fields_of_the_specification_on_the_openapi_page(doorway, model):

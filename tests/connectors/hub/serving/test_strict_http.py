@@ -146,6 +146,7 @@ REFUSED: dict[str, bytes | tuple[int, bytes]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("piece", [0, 3])
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_malformed_or_ambiguous_request_is_refused_and_the_connection_closed(
@@ -327,6 +328,7 @@ def test_a_chunked_body_of_any_length_ends_where_its_client_says(server: Served,
         assert [one[:2] for one in APP.requests] == [("/first", body), ("/last", b"")][: 2 if behind else 1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("trailer", [b"", b"X: " + b"1" * 1000 + b"\r\n"], ids=["no trailer", "a trailer"])
 def test_the_limit_between_two_chunks_is_that_of_one_request(server: Served, trailer: bytes) -> None:
     """Four times the limit, over all requests of one connection."""

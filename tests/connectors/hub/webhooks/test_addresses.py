@@ -133,6 +133,7 @@ def test_a_dead_address_of_a_host_does_not_hide_the_next_one(monkeypatch):
     assert 0.2 < result.seconds < 1.5
 
 
+@pytest.mark.long
 @pytest.mark.requirement("WH-06")
 def test_all_addresses_of_a_host_share_the_time_of_a_connection(monkeypatch):
     with dead_listener("127.0.0.2") as port:

@@ -25,6 +25,8 @@ from tests.connectors.hub.webhooks.receiver import Answer, receiving
 from tests.connectors.hub.webhooks.standard_webhooks import verify
 from tests.connectors.hub.webhooks.webhook_hub import SECRET, WebhookHub, until
 
+pytestmark = pytest.mark.long
+
 FAILED = Answer(500)
 BY_OPERATOR = {"door": "http", "principal": "operator"}
 

@@ -111,6 +111,7 @@ def test_the_newest_rows_are_the_last_of_the_log_oldest_first(settings: Settings
     assert reader.newest_rows(2, LedgerFilter(type="job.event", verdict="accepted")).rows.num_rows == 2
 
 
+@pytest.mark.long
 def test_the_newest_rows_are_found_when_a_compaction_has_written_old_rows_into_new_files(
     settings: Settings, table: LedgerTable
 ) -> None:
@@ -184,6 +185,7 @@ def test_a_new_commit_is_seen_soon(settings: Settings, table: LedgerTable) -> No
     assert delays[len(delays) // 2] < 0.8
 
 
+@pytest.mark.long
 def test_following_waits_for_a_table_that_does_not_exist_yet(settings: Settings) -> None:
     reader = LedgerReader(settings)
     table = LedgerTable(settings)

@@ -176,6 +176,7 @@ def test_it_is_the_same_when_it_is_read_in_many_small_groups(
     assert exported(made.file) == tables.expected()
 
 
+@pytest.mark.long
 def test_an_older_export_is_replaced_as_a_whole_and_anything_else_is_left_alone(
     tables: Tables, tmp_path: Path
 ) -> None:

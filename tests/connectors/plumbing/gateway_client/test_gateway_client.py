@@ -93,6 +93,7 @@ def test_each_refusal_is_an_error_with_the_gateways_words_and_nothing_a_terminal
     assert len(server.heard) == 1
 
 
+@pytest.mark.long
 @pytest.mark.requirement("CM-04")
 def test_a_post_that_got_no_answer_is_sent_again_as_the_same_request(
     server: SmallServer, script: ScriptedServer, client: GatewayClient
@@ -114,6 +115,7 @@ def test_two_posts_are_two_requests_unless_they_are_named_alike(
     assert (len(set(keys[:2])), keys[2:]) == (2, ["r-1", "r-1"])
 
 
+@pytest.mark.long
 def test_a_gateway_that_is_not_there_is_exit_code_5_and_says_what_to_do(tmp_path: Path) -> None:
     with GatewayClient(_settings(free_port(), tmp_path), token=TOKEN) as client:
         assert client.answers() is False
@@ -175,6 +177,7 @@ def test_events_are_read_whole_however_they_are_cut_and_whatever_stands_in_them(
         assert parsed(cut) == wanted
 
 
+@pytest.mark.long
 def test_a_lost_stream_goes_on_behind_the_last_event(
     server: SmallServer, script: ScriptedServer, client: GatewayClient
 ) -> None:

@@ -116,6 +116,7 @@ log.info("long", text="x" * 1_000_000)
 """
 
 
+@pytest.mark.long
 def test_a_signal_in_the_middle_of_a_long_line_cuts_nothing_off_and_its_handler_may_log() -> None:
     with start_program([sys.executable, "-c", _WITH_A_SIGNAL]) as program:
         assert program.stdout is not None and program.stderr is not None
@@ -167,6 +168,7 @@ lines.flush()
 """
 
 
+@pytest.mark.long
 def test_frequent_lines_are_complete_without_secrets_and_written_soon_or_at_the_flush() -> None:
     done = subprocess.run(
         [sys.executable, "-c", _FREQUENT],

@@ -32,6 +32,7 @@ def two_free() -> int:
     return next(p for p in above if ports.port_is_free(p) and ports.port_is_free(p + 1))
 
 
+@pytest.mark.long
 def test_a_port_that_a_living_process_got_is_given_to_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     first = two_free()
     command = [sys.executable, "-c", _OTHER, str(first), str(first + 2)]

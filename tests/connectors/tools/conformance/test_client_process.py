@@ -29,6 +29,7 @@ def _little_slack(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_process, "SLACK_S", 1.0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("how", "what"),
     [
@@ -74,6 +75,7 @@ def test_an_answer_without_a_request_is_reported() -> None:
         client.close()
 
 
+@pytest.mark.long
 def test_a_client_that_does_not_read_is_reported() -> None:
     client = ClientProcess(command("reads_nothing"))
     try:
@@ -87,6 +89,7 @@ def test_a_client_that_does_not_read_is_reported() -> None:
     assert is_gone(client)
 
 
+@pytest.mark.long
 def test_a_client_that_stays_after_close_is_reported() -> None:
     with pytest.raises(ClientMisbehaved, match="still runs 1 s after its answer to close"):
         greet(command("stays"))

@@ -33,6 +33,7 @@ async def connected(server: ManagementMcp) -> AsyncIterator[tuple[Any, Any]]:
             yield from_server, to_server
 
 
+@pytest.mark.long
 def test_a_long_call_reports_progress_to_a_host_that_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(asked: Any, call: str) -> dict[str, Any]:
         time.sleep(0.4)
