@@ -207,7 +207,7 @@ class LocalStack:
     def begin(self) -> None:
         """Lock the data directory and mark all parts to be started. Calls of `look_after` then start them.
 
-        For a caller that does not wait for the parts, as the `with` block does.
+        For a caller that does not wait until the parts are ready. A `with` block and `start` wait.
 
         Processes that an earlier, killed stack has left are killed.
 

@@ -27,7 +27,8 @@ class Held:
         longest_s: How long its handling may take. None: without an end.
         is_lost: Whether the hub has said that the lease is another's now, or the handling took too long.
         is_overdue: Whether the handling took longer than `longest_s`, and the message is given back.
-        settled: `ACKNOWLEDGED` or `GIVEN_BACK`, since that was asked of the hub. None: neither, or it failed.
+        settled: `ACKNOWLEDGED` or `GIVEN_BACK`, since that was asked of the hub. None: neither, or the agent's
+            `ack` or `nack` failed.
         on_overdue: Called when the handling has taken too long. None: nobody is told.
     """
 
