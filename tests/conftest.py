@@ -25,6 +25,7 @@ import httpx
 import httpx2
 import hypothesis
 import pytest
+import structlog
 from _pytest.assertion import assertstate_key
 from _pytest.assertion.rewrite import (
     PYC_TAIL,
@@ -61,6 +62,10 @@ for library in (httpx, httpx2):
 
 # Spark leaves the processor to others, who here are the tests of three other workers: it would get none.
 os.environ.setdefault("TRUNKLINE__SPARK__NICENESS", "0")
+
+# Without a file, structlog writes to what `sys.stdout` is at that moment: a thread of one test's gateway wrote
+# into the output of a command that another test ran within this process.
+structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.__stderr__))
 
 # An example may meet a moment in which two other workers have both cores.
 hypothesis.settings.register_profile("unhurried", deadline=None)
