@@ -54,6 +54,8 @@ def _in(name: str, summary: str, group: str) -> Command:
 COMMANDS: dict[str, Command] = {
     "up": _in("stack.up", "start brokers, bridges, gateway, pump, streams", STACK),
     "down": _in("stack.down", "stop them all, in order", STACK),
+    "run": _in("stack.run", "run one part in the foreground, for systemd", STACK),
+    "install": _in("stack.install", "write systemd units of the parts", STACK),
     "status": _in("stack.status", "show each part's state, age and memory", STACK),
     "logs": _in("stack.logs", "show or follow the parts' logs", STACK),
     "doctor": _in("doctor.doctor", "check every part and say how to repair it", STACK),

@@ -16,8 +16,9 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import IO
 from urllib.parse import quote
 
 import psutil
@@ -47,7 +48,7 @@ def start_child(
     cwd: Path,
     environment: Mapping[str, str],
     mark: str,
-    log: Path,
+    log: Path | IO[bytes],
 ) -> subprocess.Popen[bytes]:
     """Start a process that leads a process session of its own (setsid(2)), and return it at once.
 
@@ -58,7 +59,7 @@ def start_child(
         cwd: The folder in which the process runs.
         environment: The whole environment of the process. The mark is added to it.
         mark: The result of `mark_of`, by which `marked_processes` finds the process and its descendants.
-        log: The file to which the output of the process is appended.
+        log: The file to which the output of the process is appended, or the open file that gets it.
 
     Raises:
         TrunklineError: The program setpriv is not installed.
@@ -66,8 +67,12 @@ def start_child(
     setpriv = shutil.which("setpriv")
     if setpriv is None:
         raise TrunklineError("setpriv is not found: sudo apt-get install -y util-linux")
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with process_tree.open_private_log(log) as output:
+    with ExitStack() as opened:
+        if isinstance(log, Path):
+            log.parent.mkdir(parents=True, exist_ok=True)
+            output: IO[bytes] = opened.enter_context(process_tree.open_private_log(log))
+        else:
+            output = log
         return process_tree.start_process(
             # setpriv instead of a preexec function, which is not safe in a process with threads.
             [setpriv, "--pdeathsig", "KILL", "--", *command],

@@ -24,6 +24,7 @@ from connectors.programs.local_stack.part_plan import ALL_PARTS
 from connectors.programs.local_stack.stack import (
     StackRuns,
     check_addition,
+    check_no_part_runs_alone,
     check_parts,
     plans_of,
     shown_settings,
@@ -100,9 +101,10 @@ def start_detached(
     Raises:
         TrunklineError: parts are not ready, and the message names them; the other parts go on running.
         UsageError: a part's name is unknown, or the settings do not allow the part.
-        Refused: a part cannot be added to the running stack.
+        Refused: a part cannot be added to the running stack, or parts run in the foreground.
     """
     wanted = check_parts(parts)
+    check_no_part_runs_alone(settings)
     # Finds settings that cannot work before anything is started.
     plans_of(settings, wanted)
     deadline = time.monotonic() + within_s
@@ -294,7 +296,7 @@ def stop_detached(settings: Settings, watch: Watcher) -> bool:
         watch: called about ten times a second with the newest state during the wait.
 
     Raises:
-        Refused: the stack runs in the foreground of another process, which must be ended.
+        Refused: the stack, or some of its parts, run in the foreground of other processes, which must be ended.
     """
     state = running_state(settings)
     if state is not None:
@@ -306,6 +308,8 @@ def stop_detached(settings: Settings, watch: Watcher) -> bool:
         with suppress(psutil.NoSuchProcess):
             psutil.Process(supervisor["pid"]).terminate()
         _wait_until_down(settings, supervisor, watch)
+    else:
+        check_no_part_runs_alone(settings)
     left = child_process.kill_marked(child_process.mark_of(settings.data_path, ""))
     state_file.remove_state(settings)
     return state is not None or left > 0

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
@@ -28,6 +28,9 @@ _NOT_FOR_PARTS = {
     child_process.MARK,
     "TRUNKLINE_TOKEN",
     "TRUNKLINE_JOB_SECRET",
+    "NOTIFY_SOCKET",
+    "WATCHDOG_PID",
+    "WATCHDOG_USEC",
     "HTTP_PORT",
     "AGENT_MCP_PORT",
     "AGENT_KEYS_PATH",
@@ -90,6 +93,7 @@ class Part:
     Args:
         plan: How to start the program, and how to see that it is ready.
         settings: The settings for the program.
+        output: The open file that gets the output of the process. None: the part's log file.
 
     Attributes:
         plan: The plan.
@@ -104,11 +108,12 @@ class Part:
         memory_kills: How often the part ended because the kernel killed it, or a process of it, for memory.
     """
 
-    def __init__(self, plan: PartPlan, settings: Settings) -> None:
+    def __init__(self, plan: PartPlan, settings: Settings, output: IO[bytes] | None = None) -> None:
         self.plan = plan
         self.name = plan.name
         self.group = plan.group or plan.name
         self.log_path: Path = settings.data_path / "logs" / f"{plan.name}.log"
+        self._output = output
         self.state = STOPPED
         self.restarts = 0
         self.memory_kills = 0
@@ -154,7 +159,7 @@ class Part:
             cwd=self.plan.cwd,
             environment={**self._environment, **self.plan.credentials()},
             mark=self._mark,
-            log=self.log_path,
+            log=self.log_path if self._output is None else self._output,
         )
         self._progress = StartProgress(self._process.pid, self.log_path)
         self.state = STARTING
@@ -217,6 +222,8 @@ class Part:
         self.ready_after_s = time.monotonic() - self._launched_at
 
     def _failed(self, what: str) -> PartFailed:
+        if self._output is not None:
+            return PartFailed(f"{self.name} {what}", what)
         quoted = "\n".join(f"    {line}" for line in last_lines(self.log_path, 12))
         return PartFailed(
             f"{self.name} {what}. Its log is {self.log_path}, which ends:\n{quoted or '    (empty)'}", what
@@ -277,21 +284,34 @@ class Part:
             return now >= self._retry_at and may_start and self._bring_back()
         if self.state == STOPPED:
             return False
-        if self.state != STARTING:
-            if self.pid is None:
-                return self._wait_before_retry(self._failed(self._how_it_ended()))
-            return self._note_whether_it_answers()
+        before = self.state
         try:
-            return self.check_ready()
+            self.check()
         except NotSetUp as error:
             print(error, flush=True)
             self._note(error)
             return True
         except PartFailed as error:
-            print(error, flush=True)
+            if before == STARTING:
+                print(error, flush=True)
             return self._wait_before_retry(error)
+        return self.state != before
 
-    def _note_whether_it_answers(self) -> bool:
+    def check(self) -> bool:
+        """Check once how the part is, without waiting, note it, and return whether it is or was ready.
+
+        Raises:
+            PartFailed: The process has ended, or its start makes no progress.
+            NotSetUp: The plan's `on_first_ready` has failed. A later call repeats it.
+        """
+        if self.state == STARTING:
+            return self.check_ready()
+        if self.pid is None:
+            raise self._failed(self._how_it_ended())
+        self._note_whether_it_answers()
+        return True
+
+    def _note_whether_it_answers(self) -> None:
         """Note and print a change.
 
         A part that does not answer is not restarted: it may be busy, and its state shows why it does not
@@ -299,11 +319,10 @@ class Part:
         """
         is_silent = self._probe is not None and self._probe.is_silent
         if is_silent == (self.state == UNRESPONSIVE):
-            return False
+            return
         self.state = UNRESPONSIVE if is_silent else READY
         change = "does not answer; it is left running" if is_silent else "answers again"
         print(f"{self.name} {change}", flush=True)
-        return True
 
     def _end_probe(self) -> None:
         if self._probe is not None:

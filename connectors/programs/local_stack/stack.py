@@ -125,6 +125,28 @@ def plans_of(settings: Settings, names: Iterable[str]) -> list[PartPlan]:
     return plans
 
 
+def check_no_part_runs_alone(settings: Settings) -> None:
+    """Raise Refused if parts of this data directory run in the foreground (`trunkline run`), each by itself."""
+    path = settings.data_path / "run" / "stack.lock"
+    if not path.exists():
+        return
+
+    def is_free(how: int) -> bool:
+        with path.open("a") as lock:
+            try:
+                fcntl.flock(lock, how | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
+
+    # Parts in the foreground share the lock; a stack has it alone.
+    if is_free(fcntl.LOCK_SH) and not is_free(fcntl.LOCK_EX):
+        raise Refused(
+            f"parts with data_dir {settings.data_path} run under another supervisor (trunkline run): stop "
+            "those, or their services"
+        )
+
+
 def shown_settings(settings: Settings) -> dict[str, str]:
     """Return the settings that differ from the defaults as environment variables, without secrets.
 
@@ -323,8 +345,8 @@ class LocalStack:
         except BlockingIOError:
             lock.close()
             raise StackRuns(
-                f"a stack already runs with data_dir {self.settings.data_path}: run trunkline down, or set "
-                "another data_dir"
+                f"a stack or a part of one already runs with data_dir {self.settings.data_path}: run trunkline "
+                "down, or stop its services, or set another data_dir"
             ) from None
         self._lock = lock
 
