@@ -1,10 +1,12 @@
-"""Builds the packages for machines that have no checkout.
+"""Builds what is handed on: packages for machines that have no checkout, and the list of what is in Trunkline.
 
   trunkline build agent                 the library trunkline-agent: wheel and sdist, into dist/
   trunkline build agent --js            and the tarball of the JavaScript library; needs npm
   trunkline build agent --out DIR --json
+  trunkline build sbom                  each package and jar, as a CycloneDX document on standard output
 
-The same sources give the same bytes, at any time and in any folder. Needs no network.
+The same sources give the same bytes, at any time and in any folder. The document has its own time, which
+SOURCE_DATE_EPOCH replaces. Needs no network.
 
 Exit codes: 0; 1 the build failed; 2 wrong arguments.
 """
@@ -122,3 +124,19 @@ def _agent(call: Call) -> int:
     built = build_agent((call.out or _DIST).absolute(), js=call.js)
     lines = [f"{one.path}  {one.bytes} bytes  sha256 {one.sha256}" for one in built]
     return call.print_answer({"built": [asdict(one) for one in built]}, *lines)
+
+
+@ACTIONS.add(
+    path("--out", "the file to write (default: standard output)", metavar="FILE"),
+    example="trunkline build sbom --out trunkline.cdx.json",
+)
+def _sbom(call: Call) -> int:
+    """List each package of the lock files and each jar, as CycloneDX."""
+    from connectors.cli.stack.sbom import bill_of_materials  # needs a library, `--help` must not
+
+    text = bill_of_materials() + "\n"
+    if call.out is None:
+        print(text, end="")
+        return 0
+    call.out.write_text(text, encoding="utf-8")
+    return call.print_answer({"written": str(call.out.absolute())}, f"{call.out}")
