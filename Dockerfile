@@ -8,6 +8,8 @@ ARG BASE=debian:trixie-slim
 FROM $BASE AS system
 COPY trunkline /opt/trunkline/
 COPY connectors/programs/local_stack/java_programs.py /opt/trunkline/connectors/programs/local_stack/
+COPY connectors/agent_sdk/trunkline_agent/__init__.py connectors/agent_sdk/trunkline_agent/errors.py \
+    /opt/trunkline/connectors/agent_sdk/trunkline_agent/
 RUN /opt/trunkline/trunkline set-up --system && rm -rf /var/lib/apt/lists/*
 
 # The Python packages and the jars, by the lock files.

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import sys
+from pathlib import Path
 
 import pytest
 import yaml
 
+from connectors.programs.local_stack import java_programs
 from connectors.programs.local_stack.broker_plans import accounts_dir
 from connectors.programs.local_stack.part_plan import ALL_PARTS, BRIDGE, GATEWAY, START_WITHOUT_KAFKA
 from schemas.settings.settings import PROJECT_ROOT, load_settings
+from tests.programs import run_program
 
 pytestmark = pytest.mark.requirement("DP-05")
 
@@ -41,3 +47,18 @@ def test_the_image_runs_without_root_and_without_what_a_checkout_has_made() -> N
     left_out = (PROJECT_ROOT / ".dockerignore").read_text().split()
     made = [line.strip("/") for line in (PROJECT_ROOT / ".gitignore").read_text().split() if line[0] == "/"]
     assert set(made) - set(left_out) == set()
+
+
+def test_the_first_layer_has_the_files_that_find_a_java(tmp_path: Path) -> None:
+    first = re.sub(r"\\\n\s*", "", DOCKERFILE).split("\nFROM ")[1]
+    for copied in re.findall(r"^COPY (.*)$", first, re.MULTILINE):
+        *files, folder = copied.split()
+        target = tmp_path / Path(folder).relative_to("/opt/trunkline")
+        target.mkdir(parents=True, exist_ok=True)
+        for file in files:
+            shutil.copy(PROJECT_ROOT / file, target)
+    # As the wrapper calls it, before there is any package.
+    program = tmp_path / Path(java_programs.__file__).relative_to(PROJECT_ROOT)
+    library = {"PYTHONPATH": str(tmp_path / "connectors" / "agent_sdk"), "PATH": os.environ["PATH"]}
+    done = run_program([sys.executable, "-P", "-S", program], cwd=tmp_path, env=library)
+    assert Path(done.stdout.strip()).name == "java", done.stderr

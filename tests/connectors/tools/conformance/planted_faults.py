@@ -61,8 +61,25 @@ FAULTS = {
     "forgets_mqtt_outbox": "job_mqtt_killed_before_send",
     "renews_mqtt_events_after_a_start": "job_mqtt_killed_before_receipt",
 }
-# A fault that other checks meet as well: an acknowledged message is not given back, lost or extended any more.
+# Other checks of the same area that meet a fault, because they do the same on the way to what they look for.
 ALSO = {
-    "acks_before_handling": {"gives_back", "lost_leases_are_reported", "extends"},
-    "acknowledges_failures": {"settles_once"},  # it shows no difference between the two
+    # An acknowledged message is not given back, lost, extended or handled again any more.
+    "acks_before_handling": {
+        "ends_long_handlings",
+        "extends",
+        "failures_hide_their_text",
+        "gives_back",
+        "lost_leases_are_reported",
+        "reasons_follow_the_table",
+        "repeated_handlings_reply_once",
+        "repeated_handlings_send_once",
+    },
+    "acknowledges_failures": {"reasons_follow_the_table", "settles_once"},
+    "has_one_kind_of_error": {"refusals_follow_the_table"},
+    "ignores_lost_leases": {"ends_long_handlings"},
+    "ignores_retry_after": {"send_waits_until_a_date"},
+    "invents_success": {"refusals_follow_the_table"},
+    "lets_leases_end": {"ends_long_handlings"},
+    # These send more than one message.
+    "reuses_the_idempotency_key": {"send_waits_until_a_date", "texts_stay_texts"},
 }
