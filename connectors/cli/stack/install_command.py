@@ -13,8 +13,8 @@ from pathlib import Path
 
 from connectors.cli.shared.actions import argument, flag
 from connectors.cli.shared.call import Call
+from connectors.cli.stack.up_command import ONLY
 from connectors.programs.local_stack import systemd_units
-from connectors.programs.local_stack.part_plan import ALL_PARTS
 from connectors.programs.local_stack.stack import check_parts, plans_of
 from connectors.programs.local_stack.systemd_units import DATA_DIR, TARGET
 from trunkline_agent.errors import UsageError
@@ -22,12 +22,7 @@ from trunkline_agent.errors import UsageError
 ARGUMENTS = (
     flag("--systemd", "write units for systemd; there is no other way yet"),
     flag("--dry-run", "print the units instead, each after its path"),
-    argument(
-        "--only",
-        f"some of: {','.join(ALL_PARTS)} (default: all)",
-        metavar="PARTS",
-        default=",".join(ALL_PARTS),
-    ),
+    ONLY,
     argument(
         "--user",
         f"the account of the services (default: {systemd_units.USER})",

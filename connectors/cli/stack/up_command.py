@@ -30,13 +30,14 @@ _SHOW_EVERY_S = 10.0
 _LINE_CHARACTERS = 100
 
 
+ONLY = argument(
+    "--only",
+    f"some of: {','.join(ALL_PARTS)} (default: all)",
+    metavar="PARTS",
+    default=",".join(ALL_PARTS),
+)
 ARGUMENTS = (
-    argument(
-        "--only",
-        f"some of: {','.join(ALL_PARTS)} (default: all)",
-        metavar="PARTS",
-        default=",".join(ALL_PARTS),
-    ),
+    ONLY,
     argument(
         "--timeout",
         "how long to wait at most for parts that still make progress, e.g. 90s or 10m (default: 30m)",

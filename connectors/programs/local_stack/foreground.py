@@ -25,7 +25,7 @@ from connectors.plumbing.machine.state_file import READY
 from connectors.programs.local_stack import child_process, memory
 from connectors.programs.local_stack.part import NotSetUp, Part, PartFailed
 from connectors.programs.local_stack.part_plan import XML_PUMP, PartPlan
-from connectors.programs.local_stack.stack import StackRuns, check_parts, plans_of
+from connectors.programs.local_stack.stack import StackRuns, alone_lock, check_parts, plans_of
 from schemas.keys.sealing import ensure_keyring
 from schemas.keys.umask import keep_files_private
 from schemas.settings.settings import Settings
@@ -35,6 +35,7 @@ from trunkline_agent.wire.moments import iso_second
 _TICK_S: Final = 0.2
 # A process that the part has left may keep the pipe open.
 _LAST_LINES_S: Final = 2.0
+# Ten times as long as a part that is well takes from one sign of life to the next.
 _WELL_FOR_S: Final = 10.0
 _TELL_S: Final = 1.0
 _LINE_BYTES: Final = 64 * 1024
@@ -57,7 +58,8 @@ class Notifier:
         address = environment.get("NOTIFY_SOCKET", "")
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
         is_ours = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
-        self.has_watchdog = is_ours and environment.get("WATCHDOG_USEC", "").strip("0").isdigit()
+        usec = environment.get("WATCHDOG_USEC", "")
+        self.has_watchdog = is_ours and usec.isdigit() and int(usec) > 0
 
     def tell(self, *assignments: str) -> bool:
         """Send assignments such as `READY=1`; return False if there is a systemd that does not take them."""
@@ -87,7 +89,10 @@ def as_json_line(line: str, part: str) -> str:
 
 
 def _forward(source: IO[bytes], part: str, target: IO[str]) -> None:
-    """Copy the lines of a pipe until its writers have ended. A reader that is gone ends nothing."""
+    """Copy the lines of a pipe until its writers have ended; one of over 64 KiB becomes several.
+
+    An output that nobody reads any more ends nothing.
+    """
     with source:
         while line := source.readline(_LINE_BYTES):
             with suppress(OSError, UnicodeError):
@@ -130,7 +135,7 @@ def _only_here(settings: Settings, part: str) -> Iterator[None]:
     """
     run = settings.data_path / "run"
     run.mkdir(parents=True, exist_ok=True)
-    with (run / "stack.lock").open("a") as stack, (run / f"{part}.lock").open("a") as own:
+    with (run / "stack.lock").open("a") as stack, alone_lock(settings, part).open("a") as own:
         for lock, how, what in ((stack, fcntl.LOCK_SH, "a stack"), (own, fcntl.LOCK_EX, part)):
             try:
                 fcntl.flock(lock, how | fcntl.LOCK_NB)

@@ -125,26 +125,22 @@ def plans_of(settings: Settings, names: Iterable[str]) -> list[PartPlan]:
     return plans
 
 
+def alone_lock(settings: Settings, part: str) -> Path:
+    """Return the file that a part in the foreground has locked. A stack does not use it."""
+    return settings.data_path / "run" / f"{part}.alone"
+
+
 def check_no_part_runs_alone(settings: Settings) -> None:
     """Raise Refused if parts of this data directory run in the foreground (`trunkline run`), each by itself."""
-    path = settings.data_path / "run" / "stack.lock"
-    if not path.exists():
-        return
-
-    def is_free(how: int) -> bool:
+    for path in sorted((settings.data_path / "run").glob("*.alone")):
         with path.open("a") as lock:
             try:
-                fcntl.flock(lock, how | fcntl.LOCK_NB)
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                return False
-            return True
-
-    # Parts in the foreground share the lock; a stack has it alone.
-    if is_free(fcntl.LOCK_SH) and not is_free(fcntl.LOCK_EX):
-        raise Refused(
-            f"parts with data_dir {settings.data_path} run under another supervisor (trunkline run): stop "
-            "those, or their services"
-        )
+                raise Refused(
+                    f"{path.stem} with data_dir {settings.data_path} runs under another supervisor (trunkline "
+                    "run): stop it, or its service"
+                ) from None
 
 
 def shown_settings(settings: Settings) -> dict[str, str]:
