@@ -24,6 +24,7 @@ from deltalake import DeltaTable
 from connectors.cli.main import main
 from connectors.log.ledger_files.ledger_reader import LedgerFilter, LedgerReader
 from connectors.programs.local_stack import child_process, free_port
+from connectors.programs.local_stack.stack import plans_of
 from connectors.tools.demo import performance as demo_performance
 from connectors.tools.demo import stage_stack
 from connectors.tools.demo.outcome import check_receipts, compare
@@ -190,6 +191,9 @@ def test_the_demo_never_takes_the_ports_of_a_configured_stack(tmp_path: Path) ->
     assert own.dashboard.port != configured.dashboard.port
     assert own.data_path == tmp_path
     assert own.tables_root == str(tmp_path / "tables")
+    three = KafkaSettings(bootstrap_servers="127.0.0.1:1,127.0.0.1:2,127.0.0.1:3", replication_factor=3)
+    own = stage_stack.own_settings(Settings(kafka=three), tmp_path)
+    assert len(plans_of(own, ["kafka"])) == 1
 
 
 def demo_settings(demo_run: DemoRun) -> Settings:

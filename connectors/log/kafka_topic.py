@@ -5,13 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Final
 
 from kafka.admin import ConfigResource, ConfigResourceType, NewTopic  # type: ignore[import-untyped]
-from kafka.errors import TopicAlreadyExistsError  # type: ignore[import-untyped]
+from kafka.errors import InvalidReplicationFactorError, TopicAlreadyExistsError  # type: ignore[import-untyped]
 
 from connectors.log.kafka_libraries import repair_kafka_client, to_record
 from connectors.log.publisher import Publisher
@@ -38,6 +37,10 @@ from trunkline_agent.errors import BackboneUnreachable
 
 # Several callers of `ensure_topic` at once may each have appended the first records.
 _FIRST: Final = 16
+
+
+class BrokersMissing(BackboneUnreachable):
+    """The topic cannot be made yet, because Kafka has fewer brokers than the topic shall have copies."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ def replication(kafka: KafkaSettings) -> Replication:
         BackboneUnreachable: Kafka does not answer.
         TopicMissingError: There is no topic.
     """
+    repair_kafka_client()  # some brokers may be away
     with admin_client(kafka) as admin:
         if partition_count(admin, kafka.topic) is None:
             raise TopicMissingError(f"Kafka has no topic {kafka.topic!r}; run ./trunkline log create")
@@ -95,6 +99,7 @@ def ensure_topic(settings: Settings) -> bool:
         Whether this call created the topic.
 
     Raises:
+        BrokersMissing: Kafka has too few brokers for the topic's copies.
         LogLostError: The topic is missing, but the ledger has its records.
         TrunklineError: Kafka is unreachable, or the topic does not fit the settings.
         SettingsError: There are no master keys, by which the first records are authenticated.
@@ -103,15 +108,23 @@ def ensure_topic(settings: Settings) -> bool:
     kafka = settings.kafka
     # Before a topic is made that then would have no first records.
     load_mac_key(settings, GATEWAY)
+    repair_kafka_client()
     with admin_client(kafka) as admin:
         if partition_count(admin, kafka.topic) is None:
             check_log_is_not_lost(settings)
         topic = NewTopic(
             kafka.topic, kafka.partitions, kafka.replication_factor, topic_configs=topic_config(kafka)
         )
-        with suppress(TopicAlreadyExistsError):
+        try:
             admin.create_topics([topic])
             was_made = True
+        except TopicAlreadyExistsError:
+            pass
+        except InvalidReplicationFactorError as error:
+            raise BrokersMissing(
+                f"fewer than {kafka.replication_factor} brokers of Kafka are there, and topic {kafka.topic!r} "
+                "shall have a copy on each of as many (kafka.replication_factor): start the others"
+            ) from error
         admin.wait_for_topics([kafka.topic], timeout_ms=int(REACH_TIMEOUT_S * 1000))
         count = partition_count(admin, kafka.topic)
     if count == kafka.partitions and _is_empty(kafka):

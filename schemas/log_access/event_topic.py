@@ -64,18 +64,34 @@ def reach_kafka(kafka: KafkaSettings, timeout_s: float = REACH_TIMEOUT_S) -> Non
         SettingsError: a certificate or key for TLS cannot be used.
     """
     last: OSError | None = None
-    context = kafka_context(kafka)
     for address in bootstrap_addresses(kafka):
-        try:
-            with socket.create_connection(address, timeout=timeout_s) as plain:
-                if context is not None:
-                    context.wrap_socket(plain, server_hostname=address[0]).close()
-        except OSError as error:
-            last = error
-        else:
+        last = _refusal(kafka, address, timeout_s)
+        if last is None:
             return
     why = tls_trouble(kafka, last) if isinstance(last, ssl.SSLError) else last
     raise BackboneUnreachable(f"Kafka does not answer at {kafka.bootstrap_servers}: {why}") from last
+
+
+def servers_away(kafka: KafkaSettings, timeout_s: float = REACH_TIMEOUT_S) -> list[str]:
+    """Return the bootstrap servers, as `HOST:PORT`, that accept no connection, each asked as `reach_kafka` does.
+
+    Raises:
+        SettingsError: a certificate or key for TLS cannot be used.
+    """
+    asked = bootstrap_addresses(kafka)
+    return [f"{one[0]}:{one[1]}" for one in asked if _refusal(kafka, one, timeout_s) is not None]
+
+
+def _refusal(kafka: KafkaSettings, address: tuple[str, int], timeout_s: float) -> OSError | None:
+    """Return why a server accepts no connection; None: it does."""
+    context = kafka_context(kafka)
+    try:
+        with socket.create_connection(address, timeout=timeout_s) as plain:
+            if context is not None:
+                context.wrap_socket(plain, server_hostname=address[0]).close()
+    except OSError as error:
+        return error
+    return None
 
 
 @contextmanager

@@ -102,7 +102,9 @@ class KafkaSettings(Section):
     delivery_timeout_s: float = Field(default=30.0, gt=0)
     """How long a publisher tries before it reports that Kafka is unreachable."""
     heap_mb: int = Field(default=384, ge=128)
-    """Heap of the local stack's broker."""
+    """Heap of each node of the local stack's Kafka."""
+    sync_each_batch: bool = False
+    """The local stack's Kafka acknowledges records when its disk has them, not the kernel's memory alone."""
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "SASL_PLAINTEXT"
     """How clients reach Kafka. `PLAINTEXT` has no login and is unsafe."""
     sasl_mechanism: Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"] = "SCRAM-SHA-512"

@@ -134,17 +134,18 @@ Listener = tuple[str, str, int]
 
 
 def listener_at(setting: str, servers: str) -> Iterator[Listener]:
-    """Yield the triple `(setting, host, port)` of a server that runs on this machine, for `check_ports_differ`.
+    """Yield `(setting, host, port)` for each server that runs on this machine, for `check_ports_differ`.
 
-    Nothing is yielded for a host other than loopback, nor for a list of several addresses.
+    Nothing is yielded for a host other than loopback.
 
     Args:
-        setting: the name of the setting that has the address.
-        servers: the address, as `HOST:PORT`.
+        setting: the name of the setting that has the addresses.
+        servers: the addresses, as `HOST:PORT` by commas.
     """
-    host, _, port = servers.rpartition(":")
-    if host in _LOOPBACK:
-        yield setting, host, int(port)
+    for server in servers.split(","):
+        host, _, port = server.strip().rpartition(":")
+        if host in _LOOPBACK:
+            yield setting, host, int(port)
 
 
 def check_ports_differ(listeners: Iterable[Listener]) -> None:

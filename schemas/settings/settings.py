@@ -41,6 +41,7 @@ from trunkline_agent.private_files import PrivateFileError, check_private
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
 ENV_PREFIX = "TRUNKLINE__"
+_DEFAULT_FILE = PROJECT_ROOT / "conf" / "trunkline.yaml"
 MASTER_KEY_VARIABLE = "TRUNKLINE__MASTER_KEY"
 
 # JE-13: the names that users of MQTT tools already have in their environment.
@@ -248,11 +249,19 @@ def setting_origins(environ: Mapping[str, str] | None = None, file: Path | None 
     return _collect(environ, file)[1]
 
 
+def settings_file(environ: Mapping[str, str] | None = None) -> Path:
+    """Return the settings file: the one that `TRUNKLINE_CONF` names, or else `conf/trunkline.yaml`.
+
+    `environ` has the environment variables; None means those of this process. The file may not exist.
+    """
+    named = (os.environ if environ is None else environ).get("TRUNKLINE_CONF")
+    return Path(named) if named else _DEFAULT_FILE
+
+
 def _collect(environ: Mapping[str, str] | None, file: Path | None) -> tuple[dict[str, Any], dict[str, str]]:
     env = os.environ if environ is None else environ
-    default_file = PROJECT_ROOT / "conf" / "trunkline.yaml"
-    chosen = file or (Path(env["TRUNKLINE_CONF"]) if env.get("TRUNKLINE_CONF") else default_file)
-    values = _from_file(chosen) if chosen != default_file or chosen.exists() else {}
+    chosen = file or settings_file(env)
+    values = _from_file(chosen) if chosen != _DEFAULT_FILE or chosen.exists() else {}
     origins = dict.fromkeys(_names(values), str(chosen))
     paths = dict(ALIASES)
     for name in sorted(env):

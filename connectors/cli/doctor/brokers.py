@@ -46,16 +46,21 @@ def check_kafka(settings: Settings) -> Finding:
     """Check that Kafka answers within 2 s, and that the topic has the partitions and epoch of the settings.
 
     A Kafka that does not answer is a failure if this stack has started it, else a warning. A missing or wrong
-    topic is a failure.
+    topic is a failure, and so are several brokers of which most do not answer. A few of them are a warning.
     """
     # Imported here, because Kafka's clients are slow to import and help must be quick.
-    from schemas.log_access.event_topic import TopicMissingError, check_topic, reach_kafka
+    from schemas.log_access.event_topic import TopicMissingError, check_topic, reach_kafka, servers_away
+    from schemas.log_access.kafka_clients import bootstrap_addresses
 
     where = settings.kafka.bootstrap_servers
     try:
         reach_kafka(settings.kafka, timeout_s=2.0)
     except TrunklineError as error:
         return fail(str(error), RESTART) if is_started(settings, KAFKA) else warn(str(error), START)
+    away, brokers = servers_away(settings.kafka, timeout_s=2.0), len(bootstrap_addresses(settings.kafka))
+    lacking = f"{len(away)} of the {brokers} brokers do not answer: {', '.join(away)}"
+    if 2 * len(away) > brokers:
+        return fail(f"{lacking}; Kafka takes no records", "start the missing brokers")
     try:
         count = check_topic(settings)
     except TopicMissingError as error:
@@ -66,6 +71,8 @@ def check_kafka(settings: Settings) -> Finding:
     if count > settings.kafka.partitions:
         surplus = f"{found}; Kafka has {count}, and the added ones stay empty and do no harm"
         return warn(surplus, f"leave kafka.partitions at {settings.kafka.partitions}: Kafka cannot remove them")
+    if away:
+        return warn(f"{found}; {lacking}", "start the missing brokers")
     return ok(found)
 
 

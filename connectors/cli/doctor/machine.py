@@ -16,9 +16,10 @@ from connectors.cli.doctor.findings import Checks, Finding, fail, is_started, ok
 from connectors.plumbing.gateway_client.gateway_access import open_plain_listeners
 from connectors.plumbing.tls_keys.served_certificates import WARN_DAYS, certificate_ends, days_left
 from connectors.programs.local_stack import control, memory
-from connectors.programs.local_stack.broker_plans import kafka_port, mqtt_port
 from connectors.programs.local_stack.data_files import find_open, named
 from connectors.programs.local_stack.java_programs import SERVING, find_java, java_version, passed_over_home
+from connectors.programs.local_stack.kafka_plan import kafka_ports
+from connectors.programs.local_stack.mosquitto_plan import mqtt_port
 from connectors.programs.local_stack.part_plan import (
     ALL_PARTS,
     GATEWAY,
@@ -27,9 +28,10 @@ from connectors.programs.local_stack.part_plan import (
     MOSQUITTO,
     find_mosquitto,
     jar_files,
+    numbered,
 )
 from connectors.programs.local_stack.ports import port_is_free, port_owner
-from schemas.settings.settings import ENV_PREFIX, PROJECT_ROOT, Settings
+from schemas.settings.settings import ENV_PREFIX, PROJECT_ROOT, Settings, settings_file
 from trunkline_agent.errors import UsageError
 
 _GIB = 2**30
@@ -101,6 +103,15 @@ def check_disk(settings: Settings) -> Finding:
     return ok(found)
 
 
+def _part_names(settings: Settings) -> list[str]:
+    """Return the names of a whole stack's parts. A Kafka elsewhere counts as one of the stack."""
+    try:
+        nodes = len(kafka_ports(settings))
+    except UsageError:
+        nodes = 1
+    return [*ALL_PARTS, *(numbered(KAFKA, number) for number in range(2, nodes + 1))]
+
+
 @CHECKS.add("memory")
 def check_memory(settings: Settings) -> Finding:
     """Check that a stack's memory fits into the limit of the cgroup, and into what is free; else a warning.
@@ -108,12 +119,13 @@ def check_memory(settings: Settings) -> Finding:
     What a running stack uses already counts as free.
     """
     in_use = sum(status.rss_mb or 0 for status in control.part_statuses(settings)) * memory.MIB
-    lacking = memory.shortage(in_use=int(in_use))
+    parts = _part_names(settings)
+    lacking = memory.shortage(parts, in_use=int(in_use))
     if lacking is not None:
         return warn(lacking, f"see {memory.PAGE}, or run fewer parts: trunkline up --only PARTS")
     limit = memory.memory_limit()
     allowed = "no limit of a cgroup" if limit is None else f"the cgroup allows {limit // memory.MIB} MiB"
-    return ok(f"a whole stack needs about {memory.needed_mib(ALL_PARTS)} MiB; {allowed}")
+    return ok(f"a whole stack needs about {memory.needed_mib(parts)} MiB; {allowed}")
 
 
 @CHECKS.add("privacy")
@@ -151,8 +163,7 @@ def check_settings(_settings: Settings) -> Finding:
 
     The settings are valid, because every command validates them at its start.
     """
-    named = os.environ.get("TRUNKLINE_CONF")
-    file = Path(named) if named else PROJECT_ROOT / "conf" / "trunkline.yaml"
+    file = settings_file()
     source = str(file) if file.exists() else "the defaults"
     variables = sorted(name for name in os.environ if name.startswith(ENV_PREFIX))
     return ok(f"{source}, variables: {', '.join(variables) or 'none'}")
@@ -161,29 +172,31 @@ def check_settings(_settings: Settings) -> Finding:
 @CHECKS.add("ports")
 def check_ports(settings: Settings) -> Finding:
     """Check that each local port of the settings is free or used by this stack; else it is a warning."""
-    wanted: list[tuple[str, str, Callable[[Settings], int]]] = [
-        (KAFKA, "kafka.bootstrap_servers", kafka_port),
-        (MOSQUITTO, "mqtt.port", mqtt_port),
-        (GATEWAY, "gateway.port", lambda s: s.gateway.port),
+    wanted: list[tuple[str, str, Callable[[Settings], list[int]]]] = [
+        (KAFKA, "kafka.bootstrap_servers", kafka_ports),
+        (MOSQUITTO, "mqtt.port", lambda s: [mqtt_port(s)]),
+        (GATEWAY, "gateway.port", lambda s: [s.gateway.port]),
     ]
     if settings.agent_mcp.port:
-        wanted.append((GATEWAY, "agent_mcp.port", lambda s: s.agent_mcp.port))
+        wanted.append((GATEWAY, "agent_mcp.port", lambda s: [s.agent_mcp.port]))
     if settings.dashboard.port:
-        wanted.append((GATEWAY, "dashboard.port", lambda s: s.dashboard.port))
+        wanted.append((GATEWAY, "dashboard.port", lambda s: [s.dashboard.port]))
     found = []
-    for part, setting, port_of in wanted:
+    for part, setting, ports_of in wanted:
         try:
-            port = port_of(settings)
+            ports = ports_of(settings)
         except UsageError:
             found.append(f"{part} is elsewhere")
             continue
-        if is_started(settings, part):
-            found.append(f"{port} is our {part}")
-        elif not port_is_free(port):
-            taken = f"{port} ({setting}) is taken by {port_owner(port)}"
-            return warn(taken, f"end that, or set {setting} to another port")
-        else:
-            found.append(f"{port} is free")
+        for number, port in enumerate(ports, 1):
+            name = numbered(part, number)
+            if is_started(settings, name):
+                found.append(f"{port} is our {name}")
+            elif not port_is_free(port):
+                taken = f"{port} ({setting}) is taken by {port_owner(port)}"
+                return warn(taken, f"end that, or set {setting} to another port")
+            else:
+                found.append(f"{port} is free")
     return ok(", ".join(found))
 
 

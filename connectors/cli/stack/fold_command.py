@@ -83,15 +83,18 @@ def switch_fold(settings: Settings) -> tuple[dict[str, Any], bool]:
 def check_doors_closed(settings: Settings) -> None:
     """Raise Refused if a program can still append to the log: a part of the local stack, or any gateway.
 
-    It returns nothing if the doors are closed. The local stack may run Kafka and Mosquitto alone. A gateway
+    It returns nothing if the doors are closed. Kafka's nodes and Mosquitto may run. A gateway
     counts as stopped if it does not answer within 5 s. The check needs no token, but raises UsageError for a
     token file that cannot be used.
     """
     from connectors.plumbing.gateway_client.gateway_client import GatewayClient
     from connectors.programs.local_stack.control import running_state
+    from connectors.programs.local_stack.part_plan import group_of
+    from connectors.programs.local_stack.stack import parts_alone
 
     state = running_state(settings)
-    is_open = sorted(set(state["parts"]) - _BROKERS) if state is not None else []
+    running = [*(state["parts"] if state is not None else ()), *parts_alone(settings)]
+    is_open = sorted(name for name in set(running) if group_of(name) not in _BROKERS)
     if is_open:
         raise Refused(
             f"the doors are open: {', '.join(is_open)} run; close them first: ./trunkline down, "

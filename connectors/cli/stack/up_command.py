@@ -2,7 +2,8 @@
 
 Kafka, Mosquitto, the bridges of MQTT and of the file queue, the gateway (HTTP), the XML pump and the streaming
 jobs run on loopback, supervised: a part that dies is started again. All their data is below `data_dir`.
-Running it twice is harmless; with `--only` it adds parts to a stack that runs.
+Running it twice is harmless; with `--only` it adds parts to a stack that runs. `--profile durable` runs three
+nodes of Kafka instead of one, so that one may be lost with its disk.
 
 The command waits as long as the start makes progress. Exit code 1 when a part is not ready: the other parts go
 on running, and the supervisor goes on trying to start it.
@@ -17,10 +18,11 @@ from typing import Any
 
 from connectors.cli.shared.actions import argument
 from connectors.cli.shared.call import Call
+from connectors.cli.stack.profiles import PROFILES, take_over
 from connectors.programs.local_stack import control, memory
 from connectors.programs.local_stack.data_files import describe_repair, find_open, last_lines
 from connectors.programs.local_stack.part_plan import ALL_PARTS, GATEWAY, STREAMS
-from connectors.programs.local_stack.stack import check_folders
+from connectors.programs.local_stack.stack import check_folders, check_parts, plans_of
 from schemas.settings.settings import Settings
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.terminal_text import escaped
@@ -38,6 +40,11 @@ ONLY = argument(
 )
 ARGUMENTS = (
     ONLY,
+    argument(
+        "--profile",
+        f"first write the settings of a profile to the settings file; there is {', '.join(PROFILES)}",
+        metavar="NAME",
+    ),
     argument(
         "--timeout",
         "how long to wait at most for parts that still make progress, e.g. 90s or 10m (default: 30m)",
@@ -129,6 +136,8 @@ def run(call: Call) -> int:
 
     settings = call.settings
     parts = [name.strip() for name in call.only.split(",") if name.strip()]
+    if call.profile:
+        settings = take_over(call.profile, settings, lambda wanted: plans_of(wanted, check_parts(parts)))
     check_folders(settings, parts)
     before = control.running_state(settings)
     started = time.monotonic()
@@ -137,7 +146,7 @@ def run(call: Call) -> int:
         check_fold_version(settings)
     _close_to_others(settings)
     if before is None:
-        if lacking := memory.shortage(parts):
+        if lacking := memory.shortage(plan.name for plan in plans_of(settings, check_parts(parts))):
             print(f"Little memory: {lacking}. Parts may be killed; see {memory.PAGE}", file=sys.stderr)
         print(f"Starting; data and logs are in {settings.data_path}", file=sys.stderr)
     if GATEWAY in parts:

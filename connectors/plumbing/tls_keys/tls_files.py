@@ -122,9 +122,7 @@ def create(
                 chain = authority.certificate_pem
                 _private(folder / f"{name}.pem", pair.key_pem + pair.certificate_pem + chain)
             found.files.append(file)
-        pair, file = _ensured(folder, KAFKA_INTERNAL, None, renew, LOCAL_HOSTS)
-        _private(folder / f"{KAFKA_INTERNAL}.pem", pair.key_pem + pair.certificate_pem)
-        found.files.append(file)
+        found.files.append(_kafka_internal(folder, renew))
         if mutual or (folder / _CLIENTS).is_dir():
             for role in CLIENT_ROLES:
                 found.files.append(_ensured(folder, client_name(role), authority, renew)[1])
@@ -133,6 +131,24 @@ def create(
     except OSError as error:
         raise TrunklineError(f"cannot write below {folder}: {error.strerror}") from error
     return found
+
+
+def ensure_kafka_internal(folder: Path) -> None:
+    """Create the key pair by which nodes of the local stack's Kafka know each other, unless there is one.
+
+    An old pair is kept: nodes that run know only that one. `create` renews it.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    if not (folder / f"{KAFKA_INTERNAL}.pem").exists():
+        _kafka_internal(folder, renew=False)
+
+
+def _kafka_internal(folder: Path, renew: bool) -> TlsFile:
+    pair, file = _ensured(folder, KAFKA_INTERNAL, None, renew, LOCAL_HOSTS)
+    _private(folder / f"{KAFKA_INTERNAL}.pem", pair.key_pem + pair.certificate_pem)
+    return file
 
 
 def client_name(role: str) -> str:

@@ -20,7 +20,7 @@ from connectors.programs.local_stack import child_process
 from connectors.programs.local_stack.child_process import processes_below
 from connectors.programs.local_stack.data_files import last_lines
 from connectors.programs.local_stack.part import child_environment
-from connectors.programs.local_stack.part_plan import ALL_PARTS
+from connectors.programs.local_stack.part_plan import ALL_PARTS, group_of
 from connectors.programs.local_stack.stack import (
     StackRuns,
     check_addition,
@@ -342,7 +342,8 @@ def part_statuses(settings: Settings) -> list[PartStatus]:
     A part that never ran is included, with the state `stopped`.
     """
     parts = (state_file.read_state(settings) or {"parts": {}})["parts"]
-    return [_part_status(name, parts.get(name)) for name in dict.fromkeys((*ALL_PARTS, *parts))]
+    names = sorted(dict.fromkeys((*ALL_PARTS, *parts)), key=lambda name: ALL_PARTS.index(group_of(name)))
+    return [_part_status(name, parts.get(name)) for name in names]
 
 
 def _part_status(name: str, known: dict[str, Any] | None) -> PartStatus:

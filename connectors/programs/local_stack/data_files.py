@@ -1,4 +1,4 @@
-"""The files of the data directory: bounded logs, failures of the disk, and rights of other users."""
+"""The files of the data directory: settings of brokers, bounded logs, failures of the disk, others' rights."""
 
 from __future__ import annotations
 
@@ -6,15 +6,36 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from string import Template
 from typing import Final
+
+from connectors.programs.local_stack.part_plan import group_of
+from schemas.settings.settings import PROJECT_ROOT
+from trunkline_agent.private_files import replace_file
 
 LIMIT_BYTES = 16 * 1024 * 1024
 _BLOCK = 64 * 1024
 _RETRY_S = 30.0
+
+
+def write_from_template(target: Path, values: Mapping[str, object], *templates: str) -> None:
+    """Fill in template files of `conf/` and write them, one after the other, as one file with mode 0600.
+
+    The file is replaced, because it may contain a password, and an earlier version's file may be readable by
+    others.
+
+    Args:
+        target: The file to write.
+        values: A value for each `$name` in the templates. A missing one raises KeyError.
+        templates: Names of files in `conf/`.
+    """
+    text = "".join((PROJECT_ROOT / "conf" / name).read_text(encoding="utf-8") for name in templates)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(target, Template(text).substitute(values).encode())
 
 
 def last_lines(path: Path, count: int) -> list[str]:
@@ -106,8 +127,8 @@ class DiskTrouble:
             self._failed_at.pop(what, None)
 
 
-# The names that Trunkline creates in a data directory. Nothing else is touched: `data_dir` may be set to a
-# folder with other files.
+# The names that Trunkline creates in a data directory, also with the number of a further node. Nothing else
+# is touched: `data_dir` may be set to a folder with other files.
 OUR_NAMES: Final = frozenset(
     {
         "agent_keys",
@@ -120,6 +141,7 @@ OUR_NAMES: Final = frozenset(
         "job-secrets",
         "jobs",
         "kafka",
+        "kafka-cluster.json",
         "keys",
         "listener_schemas",
         "logs",
@@ -228,11 +250,11 @@ def _ours(root: Path, found: OpenData) -> Iterator[tuple[str, os.stat_result]]:
         names = [*folders, *files]
         if folder == str(root):
             status = root.stat()
-            if status.st_uid == me and OUR_NAMES.issuperset(names):
+            if status.st_uid == me and OUR_NAMES.issuperset(map(group_of, names)):
                 yield folder, status
             elif stat.S_IMODE(status.st_mode) & _FOR_OTHERS:
                 found.left.append(folder)
-            names = [name for name in names if name in OUR_NAMES]
+            names = [name for name in names if group_of(name) in OUR_NAMES]
         folders.clear()
         for name in names:
             path = f"{folder}/{name}"

@@ -24,7 +24,7 @@ from connectors.plumbing.gateway_client.gateway_access import ensure_operator_to
 from connectors.plumbing.machine.state_file import READY
 from connectors.programs.local_stack import child_process, memory
 from connectors.programs.local_stack.part import NotSetUp, Part, PartFailed
-from connectors.programs.local_stack.part_plan import XML_PUMP, PartPlan
+from connectors.programs.local_stack.part_plan import PartPlan, group_of
 from connectors.programs.local_stack.stack import StackRuns, alone_lock, check_parts, plans_of
 from schemas.keys.sealing import ensure_keyring
 from schemas.keys.umask import keep_files_private
@@ -119,11 +119,11 @@ def _log_as_json(part: str) -> Iterator[IO[bytes]]:
 
 
 def _plan_of(settings: Settings, name: str) -> PartPlan:
-    group = name.rstrip("0123456789").rstrip("_") if name.startswith(XML_PUMP) else name
-    for plan in plans_of(settings, check_parts([group])):
+    plans = plans_of(settings, check_parts([group_of(name)]))
+    for plan in plans:
         if plan.name == name:
             return plan
-    raise UsageError(f"no such part: {name}: xml_pump.processes is {settings.xml_pump.processes}")
+    raise UsageError(f"no such part: {name}; the settings want {', '.join(plan.name for plan in plans)}")
 
 
 @contextmanager

@@ -72,8 +72,9 @@ def ensure_password(settings: Settings) -> None:
 class InternalListener:
     """The port and the password of the Kafka listener that only Kafka and the stack itself use.
 
-    They are valid for one start of Kafka. With the login method PLAIN, the password is sent to any program that
-    listens on the port. So each start has a new port and password.
+    With SASL_PLAINTEXT and one node they are valid for one start of Kafka. With the login method PLAIN, the
+    password is sent to any program that listens on the port. So each start has a new port and password.
+    Otherwise the password is empty, and both sides have the key pair `kafka-internal`.
     """
 
     port: int
@@ -120,7 +121,7 @@ def ensure_scram_user(settings: Settings, listener: InternalListener) -> None:
 
 def _broker_security(settings: Settings, listener: InternalListener) -> dict[str, Any]:
     """Return kafka-python's options that open the broker's own listener."""
-    if settings.kafka.security_protocol == SASL_PLAINTEXT:
+    if listener.password:
         return {
             "security_protocol": SASL_PLAINTEXT,
             "sasl_mechanism": "PLAIN",

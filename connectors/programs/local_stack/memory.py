@@ -19,6 +19,7 @@ from connectors.programs.local_stack.part_plan import (
     MOSQUITTO,
     STREAMS,
     XML_PUMP,
+    group_of,
 )
 
 MIB: Final = 2**20
@@ -116,8 +117,8 @@ KILLS: Final = OomKills()
 
 
 def needed_mib(parts: Iterable[str]) -> int:
-    """Return the memory that these parts of a stack take in use, in MiB."""
-    return sum(NEEDS_MIB.get(name, 0) for name in set(parts))
+    """Return the memory that these parts of a stack take in use, in MiB. A part may be a further node, too."""
+    return sum(NEEDS_MIB.get(group_of(name), 0) for name in set(parts))
 
 
 def shortage(parts: Iterable[str] = ALL_PARTS, in_use: int = 0) -> str | None:

@@ -18,7 +18,7 @@ from connectors.plumbing.machine.state_file import READY, STARTING, STOPPED, UNR
 from connectors.programs.local_stack import child_process, memory
 from connectors.programs.local_stack.child_process import AnswerProbe, StartProgress, set_idle, set_niceness
 from connectors.programs.local_stack.data_files import last_lines
-from connectors.programs.local_stack.part_plan import PartPlan
+from connectors.programs.local_stack.part_plan import NotYet, PartPlan
 from schemas.settings.settings import ENV_PREFIX, PROJECT_ROOT, Settings, settings_environment
 from trunkline_agent.errors import TrunklineError
 
@@ -204,6 +204,9 @@ class Part:
     def _set_up(self) -> None:
         try:
             self.plan.on_first_ready()
+        except NotYet:
+            self._set_up_at = time.monotonic() + _FIRST_READY_AGAIN_S
+            return
         except TrunklineError as error:
             self._set_up_at = time.monotonic() + _FIRST_READY_AGAIN_S
             raise NotSetUp(f"{self.name} runs, but {error}", f"runs, but {error}") from error

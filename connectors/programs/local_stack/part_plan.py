@@ -7,6 +7,7 @@ spark-submit that say where tasks run: in the driver, or on a cluster's executor
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable, Mapping
@@ -27,6 +28,28 @@ ALL_PARTS = (KAFKA, MOSQUITTO, BRIDGE, FILES, GATEWAY, XML_PUMP, STREAMS)
 START_WITHOUT_KAFKA = (KAFKA, MOSQUITTO)
 # A part that writes ends before the part that it writes to.
 STOP_ORDER = (BRIDGE, FILES, XML_PUMP, GATEWAY, STREAMS, MOSQUITTO, KAFKA)
+LOOPBACK_NAMES: Final = frozenset({"127.0.0.1", "localhost"})
+_NUMBERED: Final = re.compile(r"(?P<group>[a-z_]+)_[1-9][0-9]*").fullmatch
+
+
+def numbered(group: str, number: int) -> str:
+    """Return the name of a group's part by its number, counted from 1: `kafka`, `kafka_2`, `kafka_3`."""
+    return group if number == 1 else f"{group}_{number}"
+
+
+def group_of(part: str) -> str:
+    """Return the name in ALL_PARTS of the group of a part: `kafka` for `kafka_2`."""
+    found = _NUMBERED(part)
+    return part if found is None else found["group"]
+
+
+def all_but(part: str) -> str:
+    """Return the names of all parts but one, by commas, for a command's option."""
+    return ",".join(name for name in ALL_PARTS if name != part)
+
+
+class NotYet(Exception):
+    """The work that follows a part's start cannot be done before another part has come, too."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +66,8 @@ class PartPlan:
         stalled_after_s: a start has failed if it makes no progress for this many seconds.
         prepare: called before each start, for example to write the program's settings file.
         terminate: asks the process with this id to end.
-        on_first_ready: called when the program is ready for the first time, and again after an error. The part
-            is not ready before it has succeeded.
+        on_first_ready: called when the program is ready for the first time, and again after an error or NotYet.
+            The part is not ready before it has succeeded.
         environment: variables in addition to the settings.
         credentials: returns variables with secrets, at each start.
         group: the part of ALL_PARTS of which this is one more process. None: the part is its own group.

@@ -27,6 +27,7 @@ from connectors.programs.local_stack.part_plan import (
     PartPlan,
     class_path,
     log_option,
+    numbered,
     place_options,
     spark_home,
 )
@@ -128,8 +129,9 @@ def xml_pump_plan(settings: Settings, number: int = 1) -> PartPlan:
 
     `number` counts the processes from 1. From the second on, the part's name contains it.
     """
-    name = XML_PUMP if number == 1 else f"{XML_PUMP}_{number}"
-    plan = _program_plan(settings, name, f"XML pump for {settings.gateway_url}", _python("doors.xml_pump"))
+    plan = _program_plan(
+        settings, numbered(XML_PUMP, number), f"XML pump for {settings.gateway_url}", _python("doors.xml_pump")
+    )
     return replace(plan, group=XML_PUMP)
 
 

@@ -6,6 +6,7 @@ import fcntl
 import re
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -14,7 +15,8 @@ from connectors.hub.launcher.local_processes import stop_all
 from connectors.plumbing.gateway_client.gateway_access import ensure_operator_token
 from connectors.plumbing.machine import state_file
 from connectors.programs.local_stack import child_process, data_files, memory
-from connectors.programs.local_stack.broker_plans import BROKER_PLANS, accounts_dir
+from connectors.programs.local_stack.kafka_plan import kafka_plan, kafka_ports
+from connectors.programs.local_stack.mosquitto_plan import accounts_dir, mosquitto_plan
 from connectors.programs.local_stack.part import Part
 from connectors.programs.local_stack.part_plan import (
     ALL_PARTS,
@@ -34,7 +36,16 @@ from schemas.keys.umask import keep_files_private
 from schemas.settings.settings import SECRET_VARIABLES, Settings, settings_environment
 from trunkline_agent.errors import Refused, TrunklineError, UsageError
 
-PLANS: dict[str, Callable[[Settings], PartPlan]] = {**BROKER_PLANS, **PROGRAM_PLANS}
+PLANS: dict[str, Callable[[Settings], PartPlan]] = {
+    KAFKA: kafka_plan,
+    MOSQUITTO: mosquitto_plan,
+    **PROGRAM_PLANS,
+}
+# Parts of which there may be several: the plan by its number from 1, and how many the settings want.
+_NUMBERED: dict[str, tuple[Callable[[Settings, int], PartPlan], Callable[[Settings], int]]] = {
+    KAFKA: (kafka_plan, lambda settings: len(kafka_ports(settings))),
+    XML_PUMP: (xml_pump_plan, lambda settings: settings.xml_pump.processes),
+}
 _POLL_S = 0.05
 # Control characters, and bytes that are no UTF-8.
 _IN_NO_PATH = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029\ud800-\udfff]").search
@@ -112,16 +123,22 @@ def check_folders(settings: Settings, parts: Iterable[str]) -> None:
 
 
 def plans_of(settings: Settings, names: Iterable[str]) -> list[PartPlan]:
-    """Return the plans of the named parts. The XML pump has `xml_pump.processes` plans, one for each process.
+    """Return the plans of the named parts, in the same order.
+
+    The XML pump has a plan for each of its `xml_pump.processes`, and Kafka for each of its nodes.
 
     Raises:
         UsageError: The settings do not allow a part, for example because its address is not on loopback.
         TrunklineError: A program that a part needs is not installed.
     """
     check_folders(settings, names)
-    plans = [PLANS[name](settings) for name in names if name != XML_PUMP]
-    if XML_PUMP in names:
-        plans += [xml_pump_plan(settings, number + 1) for number in range(settings.xml_pump.processes)]
+    plans: list[PartPlan] = []
+    for name in names:
+        if name in _NUMBERED:
+            plan, count = _NUMBERED[name]
+            plans += [plan(settings, number + 1) for number in range(count(settings))]
+        else:
+            plans.append(PLANS[name](settings))
     return plans
 
 
@@ -130,17 +147,25 @@ def alone_lock(settings: Settings, part: str) -> Path:
     return settings.data_path / "run" / f"{part}.alone"
 
 
-def check_no_part_runs_alone(settings: Settings) -> None:
-    """Raise Refused if parts of this data directory run in the foreground (`trunkline run`), each by itself."""
+def parts_alone(settings: Settings) -> list[str]:
+    """Return the parts of this data directory that run in the foreground (`trunkline run`), each by itself."""
+    found = []
     for path in sorted((settings.data_path / "run").glob("*.alone")):
         with path.open("a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise Refused(
-                    f"{path.stem} with data_dir {settings.data_path} runs under another supervisor (trunkline "
-                    "run): stop it, or its service"
-                ) from None
+                found.append(path.stem)
+    return found
+
+
+def check_no_part_runs_alone(settings: Settings) -> None:
+    """Raise Refused if parts of this data directory run in the foreground."""
+    if found := parts_alone(settings):
+        raise Refused(
+            f"{', '.join(found)} with data_dir {settings.data_path} runs under another supervisor (trunkline "
+            "run): stop it, or its service"
+        )
 
 
 def shown_settings(settings: Settings) -> dict[str, str]:
@@ -268,9 +293,9 @@ class LocalStack:
         self._is_state_due = True
 
     def _waits_for(self, part: Part) -> str | None:
-        """Return the part that must be ready before this one is started, or None."""
-        kafka = self.parts.get(KAFKA)
-        if kafka is None or kafka.is_ready or part.name in START_WITHOUT_KAFKA:
+        """Return the part that must be ready before this one is started, or None. Any node of Kafka will do."""
+        nodes = [one for one in self.parts.values() if one.group == KAFKA]
+        if not nodes or any(one.is_ready for one in nodes) or part.group in START_WITHOUT_KAFKA:
             return None
         return KAFKA if part.state == state_file.WAITING else None
 
@@ -319,10 +344,10 @@ class LocalStack:
         try:
             self._phase = state_file.STOPPING
             for name in STOP_ORDER:
-                for part in self.parts.values():
-                    if part.group == name:
-                        self._write_state_if_possible()
-                        part.stop()
+                self._write_state_if_possible()
+                # At once: the last node of Kafka would wait for the others, which it asks whether it may end.
+                with ThreadPoolExecutor() as pool:
+                    list(pool.map(Part.stop, [one for one in self.parts.values() if one.group == name]))
                 if name == GATEWAY:
                     # Agents outlive a gateway, but without a stack they have no server.
                     stop_all(self.settings)

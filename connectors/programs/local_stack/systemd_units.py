@@ -13,6 +13,7 @@ from connectors.programs.local_stack.part_plan import (
     MOSQUITTO,
     START_WITHOUT_KAFKA,
     STREAMS,
+    group_of,
 )
 from schemas.settings.settings import PROJECT_ROOT
 
@@ -31,7 +32,7 @@ def units(parts: Iterable[str], user: str = USER, data_dir: Path = DATA_DIR) -> 
     """Return the text of each unit by its file name: the services of these parts, and `trunkline.target`.
 
     Args:
-        parts: Names of parts, in the order of their start; `xml_pump_2` is the pump's second process.
+        parts: Names of parts, in the order of their start, such as `kafka` and its second node `kafka_2`.
         user: The account of the services.
         data_dir: The data directory. Below `/var/lib` systemd makes it, for this account alone.
     """
@@ -40,7 +41,8 @@ def units(parts: Iterable[str], user: str = USER, data_dir: Path = DATA_DIR) -> 
 
 
 def _service(part: str, parts: tuple[str, ...], user: str, data_dir: Path) -> str:
-    first = [one for one in START_WITHOUT_KAFKA if one in parts and part not in START_WITHOUT_KAFKA]
+    group = group_of(part)
+    first = [one for one in parts if group_of(one) in START_WITHOUT_KAFKA and group not in START_WITHOUT_KAFKA]
     variables = {"TRUNKLINE__DATA_DIR": data_dir}
     if MOSQUITTO in parts:
         variables["TRUNKLINE__MQTT__ACCOUNTS_DIR"] = data_dir / "mosquitto" / "accounts"
@@ -56,7 +58,7 @@ def _service(part: str, parts: tuple[str, ...], user: str, data_dir: Path) -> st
         "folder": _folder(data_dir),
         "environment": "\n".join(f"Environment={_quoted(f'{name}={one}')}" for name, one in variables.items()),
         # Java compiles while it runs, and so do many agents, which have the rules of the gateway.
-        "no_new_code": "no" if part in (KAFKA, STREAMS, GATEWAY) else "yes",
+        "no_new_code": "no" if group in (KAFKA, STREAMS, GATEWAY) else "yes",
     }
     template = (PROJECT_ROOT / "conf" / "part.service").read_text(encoding="utf-8")
     return Template(template).substitute(values)

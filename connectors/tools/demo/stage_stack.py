@@ -93,7 +93,9 @@ def own_settings(settings: Settings, data_dir: Path) -> Settings:
     return Settings(
         data_dir=data_dir.absolute(),
         tls_dir=settings.tls_path,
-        kafka=_own_kafka(settings).model_copy(update={"bootstrap_servers": address}),
+        kafka=_own_kafka(settings).model_copy(
+            update={"bootstrap_servers": address, "replication_factor": 1, "min_in_sync_replicas": None}
+        ),
         mqtt=_own_mqtt(settings),
         gateway=settings.gateway.model_copy(
             update={

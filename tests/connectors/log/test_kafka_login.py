@@ -20,8 +20,8 @@ from connectors.log.publisher import Publisher
 from connectors.log.topic_consumer import LogTail
 from connectors.plumbing.tls_keys.tls_files import client_name, create
 from connectors.programs.local_stack import LocalStack
-from connectors.programs.local_stack.broker_plans import kafka_plan
 from connectors.programs.local_stack.kafka_login import InternalListener, ensure_scram_user
+from connectors.programs.local_stack.kafka_plan import kafka_plan
 from schemas.log_access import event_topic
 from schemas.log_access.event_topic import admin_client, check_topic
 from schemas.log_access.kafka_clients import PASSWORD_VARIABLE, kafka_password, spark_security

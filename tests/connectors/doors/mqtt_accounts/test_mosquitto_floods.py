@@ -14,7 +14,7 @@ import pytest
 
 from connectors.plumbing.mqtt_link.broker_settings import BRIDGE, DELEGATOR, OPERATOR, role_mqtt
 from connectors.plumbing.tls_keys.tls_files import create
-from connectors.programs.local_stack import LocalStack, broker_plans
+from connectors.programs.local_stack import LocalStack, mosquitto_plan
 from schemas.settings.settings import MqttSettings, Settings
 from tests.broker_processes import LOOPBACK, wait_until, with_mqtt
 from tests.connection_flood import Flood, assert_slows_nobody, flooding
@@ -31,7 +31,7 @@ CONNECTIONS = 40
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Mosquitto whose port takes few connections."""
-    monkeypatch.setattr(broker_plans, "_MQTT_CONNECTIONS", CONNECTIONS)
+    monkeypatch.setattr(mosquitto_plan, "_MQTT_CONNECTIONS", CONNECTIONS)
 
 
 @pytest.fixture

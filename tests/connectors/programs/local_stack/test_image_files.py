@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from connectors.programs.local_stack import java_programs
-from connectors.programs.local_stack.broker_plans import accounts_dir
+from connectors.programs.local_stack.mosquitto_plan import accounts_dir
 from connectors.programs.local_stack.part_plan import ALL_PARTS, BRIDGE, GATEWAY, START_WITHOUT_KAFKA
 from schemas.settings.settings import PROJECT_ROOT, load_settings
 from tests.programs import run_program

@@ -14,7 +14,6 @@ from connectors.cli.doctor.findings import check_part
 from connectors.cli.doctor.machine import check_memory
 from connectors.plumbing.machine import state_file
 from connectors.programs.local_stack import memory
-from connectors.programs.local_stack.broker_plans import mosquitto_plan
 from connectors.programs.local_stack.memory import (
     MIB,
     NEEDS_MIB,
@@ -24,6 +23,7 @@ from connectors.programs.local_stack.memory import (
     oom_kills,
     shortage,
 )
+from connectors.programs.local_stack.mosquitto_plan import mosquitto_plan
 from connectors.programs.local_stack.part import Part
 from connectors.programs.local_stack.part_plan import ALL_PARTS
 from schemas.settings.settings import Settings

@@ -12,7 +12,7 @@ import pytest
 
 from connectors.doors.file_bridge.queue_folder import queue_root
 from connectors.programs.local_stack import LocalStack, child_process
-from connectors.programs.local_stack.broker_plans import java_property
+from connectors.programs.local_stack.kafka_plan import java_property
 from connectors.programs.local_stack.part import child_environment
 from connectors.programs.local_stack.part_plan import ALL_PARTS
 from connectors.programs.local_stack.stack import check_folders

@@ -53,6 +53,14 @@ def test_what_was_open_is_closed_counted_and_then_not_found_again(tmp_path: Path
     assert describe_repair(root, find_open(root, close=True)) == []
 
 
+def test_the_folder_of_a_further_node_of_kafka_is_closed_too(tmp_path: Path) -> None:
+    root = open_data(tmp_path / "data")
+    (root / "kafka_2").mkdir()
+    (root / "kafka_2").chmod(0o755)
+    find_open(root, close=True)
+    assert mode(root / "kafka_2") == mode(root) == 0o700
+
+
 def test_links_are_not_followed_and_other_things_in_the_folder_are_left(tmp_path: Path) -> None:
     root, elsewhere = open_data(tmp_path / "data"), tmp_path / "elsewhere"
     elsewhere.mkdir()

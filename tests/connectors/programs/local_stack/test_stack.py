@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from connectors.programs.local_stack import ALL_PARTS, LocalStack, PartFailed, free_port
-from connectors.programs.local_stack.broker_plans import mosquitto_plan
+from connectors.programs.local_stack.mosquitto_plan import mosquitto_plan
 from connectors.programs.local_stack.part import Part, child_environment
 from connectors.programs.local_stack.part_plan import STOP_ORDER
 from connectors.programs.local_stack.ports import kafka_answers, mqtt_answers

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from connectors.programs.local_stack import child_process
-from connectors.programs.local_stack.broker_plans import mosquitto_plan
+from connectors.programs.local_stack.mosquitto_plan import mosquitto_plan
 from connectors.programs.local_stack.part import READY, WAITING, Part
 from connectors.programs.local_stack.part_plan import PartPlan
 from schemas.settings.settings import Settings
