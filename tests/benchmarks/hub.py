@@ -22,6 +22,11 @@ of its own. `ratio_before` compares the sends, `ratio_before_roundtrips` the rou
 
     ./trunkline bench hub --against HEAD~1 --json
 
+With `--durable` it measures, in turns, a Kafka that syncs each batch to its disk (`synced_...`), as the peer
+does, one that does not, and three nodes that do not (`three_...`).
+
+    ./trunkline bench hub --durable --json
+
 With `--through library` it measures something else: the processor time of a client per request, through the
 library's `AsyncAgent` and by a hand-written client on aiohttp, in turns. `client_cpu_ratio` is library over
 control.
@@ -38,13 +43,13 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
-from connectors.programs.local_stack import LocalStack
+from connectors.programs.local_stack import LocalStack, free_port
 from connectors.programs.local_stack.part_plan import ALL_PARTS, GATEWAY, KAFKA
 from schemas.keys.sealing import load_keyring
 from schemas.log_access.event_topic import topic_reader
@@ -73,6 +78,7 @@ from tests.benchmarks.event_load import events, fill, jobs_for, registrations
 from tests.benchmarks.freshness_load import publish_steadily
 from tests.benchmarks.hub_load import roundtrips, sends, visible
 from tests.benchmarks.hub_peer import peer
+from tests.broker_processes import LOOPBACK
 from tests.connectors.doors.http_api.hub_access import add_principal
 from tests.own_settings import stack_settings
 
@@ -85,6 +91,14 @@ RATIOS = {
     "ratio_sends": ("sends_per_s", "peer_sends_per_s"),
     "ratio_cpu": ("us_per_op", "peer_us_per_op"),
     "spark_busy_ratio": ("sends_per_s_spark_busy", "sends_per_s"),
+}
+DURABLE_RATIOS = {
+    "ratio_synced_sends": ("synced_sends_per_s", "unsynced_sends_per_s"),
+    "ratio_synced_roundtrip": ("synced_p50_ms", "unsynced_p50_ms"),
+    "ratio_three_sends": ("three_sends_per_s", "unsynced_sends_per_s"),
+    "ratio_three_roundtrip": ("three_p50_ms", "unsynced_p50_ms"),
+    "ratio_sends": ("synced_sends_per_s", "peer_sends_per_s"),
+    "ratio_roundtrip": ("synced_p50_ms", "peer_p50_ms"),
 }
 ROUNDS = 3
 LIBRARY = "library"
@@ -226,6 +240,31 @@ def measure_client(settings: Settings, seconds: float) -> Figures:
     return {**found, **judged(found, library_load.AT_MOST)}
 
 
+def measure_durable(work: Path, args: argparse.Namespace) -> Figures:
+    """Measure in turns what it costs that a disk may be lost, or the power, and the peer."""
+    servers = ",".join(f"{LOOPBACK}:{free_port()}" for _ in range(3))
+    kinds: dict[str, dict[str, object]] = {
+        "synced": {"sync_each_batch": True},
+        "unsynced": {},
+        "three": {"bootstrap_servers": servers, "replication_factor": 3},
+    }
+    with ExitStack() as opened:
+        sides: dict[str, Callable[[], Figures]] = {}
+        for side, changes in kinds.items():
+            settings = settings_in(work / side)
+            settings = settings.model_copy(update={"kafka": settings.kafka.model_copy(update=changes)})
+            stack = opened.enter_context(CheckoutStack(settings, (KAFKA, GATEWAY)))
+            tokens = add_agents(stack.settings)
+            sides[side] = partial(one_round, stack.server(*stack.parts), tokens, args.seconds)
+        other = opened.enter_context(peer(work / "peer", tokens))
+        sides["peer"] = partial(one_round, other, tokens, args.seconds)
+        found = in_turns(args.rounds, sides, say)
+    result: Figures = {"peer": PEER}
+    for side, figures in found.items():
+        result |= prefixed(side, medians(figures))
+    return {**result, **ratios(result, DURABLE_RATIOS)}
+
+
 def add_agents(settings: Settings) -> dict[str, str]:
     """Add the agents at the gateway, and return their tokens."""
     names = [f"agent-{number:02d}" for number in range(AGENTS)]
@@ -244,6 +283,8 @@ def run(args: argparse.Namespace, work: Path) -> Figures:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if args.through == LIBRARY:
         return measure_client(settings_in(work / "data"), args.seconds)
+    if args.durable:
+        return measure_durable(work, args)
     say(NOTE)
     if args.against is None:
         return measure(settings_in(work / "data"), work, args)
@@ -265,6 +306,8 @@ def main() -> int:
     through = "measure instead what a client through the library costs beside the control"
     bench.add_argument("--through", choices=[LIBRARY], help=through)
     bench.add_argument("--against", metavar="COMMIT", help=AGAINST)
+    durable = "measure instead what a synced disk costs, and three nodes of Kafka, beside the peer"
+    bench.add_argument("--durable", action="store_true", help=durable)
     return bench.run(run)
 
 
