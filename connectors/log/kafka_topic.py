@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Final
 
-from kafka.admin import ConfigResource, ConfigResourceType, NewTopic  # type: ignore[import-untyped]
+from kafka.admin import NewTopic  # type: ignore[import-untyped]
 from kafka.errors import InvalidReplicationFactorError, TopicAlreadyExistsError  # type: ignore[import-untyped]
 
 from connectors.log.kafka_libraries import repair_kafka_client, to_record
@@ -24,6 +24,7 @@ from schemas.log_access.event_topic import (
     check_log_is_not_lost,
     check_topic,
     partition_count,
+    stored_config,
     topic_config,
     topic_reader,
 )
@@ -37,10 +38,6 @@ from trunkline_agent.errors import BackboneUnreachable
 
 # Several callers of `ensure_topic` at once may each have appended the first records.
 _FIRST: Final = 16
-
-
-class BrokersMissing(BackboneUnreachable):
-    """The topic cannot be made yet, because Kafka has fewer brokers than the topic shall have copies."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +72,7 @@ def replication(kafka: KafkaSettings) -> Replication:
         if partition_count(admin, kafka.topic) is None:
             raise TopicMissingError(f"Kafka has no topic {kafka.topic!r}; run ./trunkline log create")
         (described,) = admin.describe_topics([kafka.topic])
-        resource = ConfigResource(ConfigResourceType.TOPIC, kafka.topic)
-        stored = admin.describe_configs([resource], config_filter="all")["topic"][kafka.topic]
+        stored = stored_config(admin, kafka)
     partitions = sorted(described["partitions"], key=itemgetter("partition_index"))
     return Replication(
         replicas=min(len(one["replica_nodes"]) for one in partitions),
@@ -99,7 +95,6 @@ def ensure_topic(settings: Settings) -> bool:
         Whether this call created the topic.
 
     Raises:
-        BrokersMissing: Kafka has too few brokers for the topic's copies.
         LogLostError: The topic is missing, but the ledger has its records.
         TrunklineError: Kafka is unreachable, or the topic does not fit the settings.
         SettingsError: There are no master keys, by which the first records are authenticated.
@@ -121,7 +116,7 @@ def ensure_topic(settings: Settings) -> bool:
         except TopicAlreadyExistsError:
             pass
         except InvalidReplicationFactorError as error:
-            raise BrokersMissing(
+            raise BackboneUnreachable(
                 f"fewer than {kafka.replication_factor} brokers of Kafka are there, and topic {kafka.topic!r} "
                 "shall have a copy on each of as many (kafka.replication_factor): start the others"
             ) from error

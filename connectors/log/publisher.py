@@ -203,6 +203,9 @@ class Publisher:
             error = self._produced(promise, record, answered)
         if error is not None:
             self._give_room(size)
+            if isinstance(error, KafkaException) and error.args[0].code() == KafkaError._FATAL:
+                self._poll(0)  # `_on_error` is told the reason, perhaps only now
+                error = self._failure or error
             if not isinstance(why := self._reason(error), RecordRefused):
                 self._fail(error)
             promise.set_exception(why)
@@ -284,9 +287,9 @@ class Publisher:
             with suppress(InvalidStateError):
                 append.set_exception(self._unreachable(failure))
 
-    def _poll(self) -> None:
+    def _poll(self, wait_s: float = _TICK_S) -> None:
         try:
-            self._producer.poll(_TICK_S)
+            self._producer.poll(wait_s)
         except KafkaException as error:  # a fatal error of the client
             self._fail(error)
 

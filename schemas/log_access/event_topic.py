@@ -19,6 +19,7 @@ from kafka.admin import ConfigResource, ConfigResourceType  # type: ignore[impor
 from kafka.errors import KafkaError, UnknownTopicOrPartitionError  # type: ignore[import-untyped]
 
 from schemas.log_access.kafka_clients import (
+    RIGHTS_PAGE,
     bootstrap_addresses,
     client_options,
     kafka_context,
@@ -73,7 +74,7 @@ def reach_kafka(kafka: KafkaSettings, timeout_s: float = REACH_TIMEOUT_S) -> Non
 
 
 def servers_away(kafka: KafkaSettings, timeout_s: float = REACH_TIMEOUT_S) -> list[str]:
-    """Return the bootstrap servers, as `HOST:PORT`, that accept no connection, each asked as `reach_kafka` does.
+    """Return the bootstrap servers, as `HOST:PORT`, that accept no connection, asked as `reach_kafka` does.
 
     Raises:
         SettingsError: a certificate or key for TLS cannot be used.
@@ -135,6 +136,22 @@ def topic_config(kafka: KafkaSettings) -> dict[str, str]:
     }
 
 
+def stored_config(admin: Any, kafka: KafkaSettings) -> Any:
+    """Return the configuration of the log's topic in Kafka, by name, each with its `value`.
+
+    Raises:
+        TrunklineError: The user of the login may not describe it.
+    """
+    resource = ConfigResource(ConfigResourceType.TOPIC, kafka.topic)
+    found = admin.describe_configs([resource], config_filter="all")["topic"][kafka.topic]
+    if "message.timestamp.type" not in found:
+        raise TrunklineError(
+            f"Kafka does not show the configuration of topic {kafka.topic!r}: its user lacks the right to "
+            f"describe configs ({RIGHTS_PAGE})"
+        )
+    return found
+
+
 def check_topic(settings: Settings) -> int:
     """Check that the log's topic in Kafka exists and agrees with the settings. Call it when a program starts.
 
@@ -167,8 +184,7 @@ def check_topic(settings: Settings) -> int:
         )
         if count < kafka.partitions:
             raise differing
-        resource = ConfigResource(ConfigResourceType.TOPIC, kafka.topic)
-        stored = admin.describe_configs([resource], config_filter="all")["topic"][kafka.topic]
+        stored = stored_config(admin, kafka)
     if stored["message.timestamp.type"]["value"] == REBUILDING_TIMESTAMPS:
         raise LogUnfinishedError(
             f"topic {kafka.topic!r} has message.timestamp.type={REBUILDING_TIMESTAMPS}: './trunkline log "

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError
 from kafka.errors import (  # type: ignore[import-untyped]
+    AuthorizationError,
     IllegalSaslStateError,
     KafkaConnectionError,
     KafkaTimeoutError,
@@ -38,6 +39,8 @@ SILENT: Final = logging.Logger("librdkafka", logging.CRITICAL + 1)
 # kafka-python warns of credentials in clear text without TLS. SCRAM sends none. PLAIN is only used at the local
 # broker's own listener, on loopback, with a password that is valid for one start.
 logging.getLogger("kafka.net.sasl").setLevel(logging.ERROR)
+RIGHTS_PAGE: Final = "docs/how-to/use_your_own_kafka_and_spark.md"
+"""The page that has the rights of Kafka's user."""
 _UNSAID: Final = (None, KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT)
 _LOGIN_ERRORS: Final = (SaslAuthenticationFailedError, UnsupportedSaslMechanismError, IllegalSaslStateError)
 
@@ -181,6 +184,11 @@ def unreachable(kafka: KafkaSettings, error: BaseException, where: str = "") -> 
         error: the error that the client raised.
         where: text after Kafka's address in the message, such as `, topic 'trunk.events'`. Empty by default.
     """
+    if isinstance(error, AuthorizationError):
+        what = type(error).__name__.removesuffix("AuthorizationFailedError").lower()
+        return BackboneUnreachable(
+            f"Kafka at {kafka.bootstrap_servers}{where}: its user lacks a right on the {what} ({RIGHTS_PAGE})"
+        )
     said = f"Kafka at {kafka.bootstrap_servers}{where}: {error}"
     # kafka-python does not report why it could not begin. A server did answer: `reach_kafka` ran before.
     is_unsaid = isinstance(error, KafkaTimeoutError | KafkaConnectionError)

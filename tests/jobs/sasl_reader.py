@@ -33,7 +33,8 @@ def command_lines() -> list[list[str]]:
 def main(work_dir: Path) -> None:
     """Read what is there and end."""
     settings = load_settings()
-    os.environ[PASSWORD_VARIABLE] = kafka_password(settings.kafka)
+    if settings.kafka.security_protocol.startswith("SASL"):
+        os.environ[PASSWORD_VARIABLE] = kafka_password(settings.kafka)
     spark = start_session(work_dir)
     spark.sparkContext.setLogLevel("INFO")
     records = read_records(spark, settings)

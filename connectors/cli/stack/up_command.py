@@ -145,12 +145,12 @@ def run(call: Call) -> int:
         # They would refuse the ledger, too, but the supervisor would start them again and again.
         check_fold_version(settings)
     _close_to_others(settings)
+    if GATEWAY in parts:
+        _warn_of_organism(settings)
     if before is None:
         if lacking := memory.shortage(plan.name for plan in plans_of(settings, check_parts(parts))):
             print(f"Little memory: {lacking}. Parts may be killed; see {memory.PAGE}", file=sys.stderr)
         print(f"Starting; data and logs are in {settings.data_path}", file=sys.stderr)
-    if GATEWAY in parts:
-        _warn_of_organism(settings)
     runs = before is not None and before["phase"] == "running" and set(parts) <= set(before["names"])
     progress = (lambda _state: None) if runs else Progress()
     state = control.start_detached(settings, parts, progress, call.timeout)

@@ -50,7 +50,7 @@ from connectors.programs.local_stack.ports import (
 )
 from schemas.log_access.kafka_clients import bootstrap_addresses, kafka_context
 from schemas.settings.settings import PROJECT_ROOT, Settings
-from trunkline_agent.errors import TrunklineError, UsageError
+from trunkline_agent.errors import BackboneUnreachable, TrunklineError, UsageError
 from trunkline_agent.private_files import make_first, replace_file
 
 # The format takes three seconds of processor time; on a busy machine that may be minutes.
@@ -225,7 +225,8 @@ def java_property(text: str) -> str:
 
 def _prepare_alone(settings: Settings) -> InternalListener:
     """Write the files of a single node. Its own listeners are new at each start."""
-    listener = InternalListener(free_port(), secrets.token_urlsafe())
+    has_password = settings.kafka.security_protocol == SASL_PLAINTEXT
+    listener = InternalListener(free_port(), secrets.token_urlsafe() if has_password else "")
     properties = _write_properties(settings, 1, listener, [free_port()])
     if not _has_storage(settings, 1):
         _format_storage(settings, properties, _new_id())
@@ -288,7 +289,6 @@ def kafka_plan(settings: Settings, number: int = 1) -> PartPlan:
         internal = _prepare_alone(settings) if one else _prepare_node(settings, number, len(ports))
 
     def ensure_topic() -> None:
-        from connectors.log.kafka_topic import BrokersMissing
         from connectors.log.kafka_topic import ensure_topic as ensure
         from schemas.log_access.event_topic import LogLostError, LogUnfinishedError
 
@@ -299,8 +299,11 @@ def kafka_plan(settings: Settings, number: int = 1) -> PartPlan:
         with suppress(LogLostError, LogUnfinishedError):
             try:
                 ensure(settings)
-            except BrokersMissing as error:
-                raise NotYet from error
+            except BackboneUnreachable as error:
+                if len(ports) == 1:
+                    raise
+                # The others may not be there yet, or have just come.
+                raise NotYet(str(error)) from error
 
     return PartPlan(
         name=numbered(KAFKA, number),

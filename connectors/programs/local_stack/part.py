@@ -204,8 +204,9 @@ class Part:
     def _set_up(self) -> None:
         try:
             self.plan.on_first_ready()
-        except NotYet:
+        except NotYet as error:
             self._set_up_at = time.monotonic() + _FIRST_READY_AGAIN_S
+            print(f"{self.name} runs, and waits: {error}", flush=True)
             return
         except TrunklineError as error:
             self._set_up_at = time.monotonic() + _FIRST_READY_AGAIN_S

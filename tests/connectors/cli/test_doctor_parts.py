@@ -125,7 +125,7 @@ def test_a_listener_with_an_agents_name_is_named_by_doctor_and_up(
     assert found.level == FAIL
     assert f"{organism}: listener ann: an agent in {agents} has this name" in found.found
     with pytest.raises(UsageError, match="no such part: nothing"):
-        up_command.run(Call(only="gateway,nothing", timeout=1.0, settings=settings))
+        up_command.run(Call(only="gateway,nothing", timeout=1.0, profile=None, settings=settings))
     assert f"{organism}: listener ann: an agent in {agents} has this name" in capsys.readouterr().err
 
 

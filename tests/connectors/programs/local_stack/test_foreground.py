@@ -145,7 +145,7 @@ def test_each_line_of_a_log_is_a_json_object() -> None:
     [
         ([], "set TRUNKLINE_PART"),
         (["everything"], "no such part: everything"),
-        (["xml_pump_3"], "xml_pump.processes is 2"),
+        (["xml_pump_3"], "the settings want xml_pump, xml_pump_2"),
         (["xml_pump_2", "--health"], ""),
     ],
 )
