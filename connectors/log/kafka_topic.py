@@ -85,6 +85,18 @@ def replication(kafka: KafkaSettings) -> Replication:
     )
 
 
+def controllers(kafka: KafkaSettings) -> int:
+    """Ask Kafka how many of its nodes vote for the controller. At an authorizer this needs a right of its own.
+
+    Raises:
+        BackboneUnreachable: Kafka does not answer, or lacks a majority.
+    """
+    repair_kafka_client()
+    with admin_client(kafka) as admin:
+        (topic,) = admin.describe_metadata_quorum()["topics"]
+    return len(topic["partitions"][0]["current_voters"])
+
+
 def ensure_topic(settings: Settings) -> bool:
     """Create the topic if it is missing, with its first records, and check its settings.
 

@@ -16,7 +16,7 @@ import pytest
 
 from connectors.cli.doctor.brokers import check_kafka, check_replicas
 from connectors.doors.file_bridge.queue_folder import queue_root
-from connectors.log.kafka_topic import replication
+from connectors.log.kafka_topic import controllers, replication
 from connectors.plumbing.gateway_client.gateway_client import GatewayClient
 from connectors.plumbing.xml_wire.posting import post_xml
 from connectors.programs.local_stack import LocalStack, child_process, free_port
@@ -72,12 +72,14 @@ def settings(stack: LocalStack) -> Iterator[Settings]:
 
 
 def wait_for_copies(stack: LocalStack) -> None:
-    """Supervise the stack until each node has a copy of each partition."""
+    """Supervise the stack until each node has a copy of each partition, and votes."""
 
     def are_there() -> bool:
         look_after(stack, 0.2)
         try:
-            return not replication(stack.settings.kafka).missing and all(stack[one].is_ready for one in NODES)
+            kafka = stack.settings.kafka
+            has_all = not replication(kafka).missing and controllers(kafka) == len(NODES)
+            return has_all and all(stack[one].is_ready for one in NODES)
         except BackboneUnreachable:
             return False
 

@@ -31,8 +31,9 @@ from connectors.programs.local_stack.part_plan import (
     numbered,
 )
 from connectors.programs.local_stack.ports import port_is_free, port_owner
-from schemas.settings.settings import ENV_PREFIX, PROJECT_ROOT, Settings, settings_file
-from trunkline_agent.errors import UsageError
+from connectors.programs.local_stack.stack import plans_of
+from schemas.settings.settings import ENV_PREFIX, PROJECT_ROOT, Settings, SettingsError, settings_file
+from trunkline_agent.errors import TrunklineError, UsageError
 
 _GIB = 2**30
 _DISK_FAIL_BYTES, _DISK_WARN_BYTES = _GIB, 5 * _GIB
@@ -104,12 +105,11 @@ def check_disk(settings: Settings) -> Finding:
 
 
 def _part_names(settings: Settings) -> list[str]:
-    """Return the names of a whole stack's parts. A Kafka elsewhere counts as one of the stack."""
+    """Return the names of a whole stack's parts. Parts that the stack cannot run here count once each."""
     try:
-        nodes = len(kafka_ports(settings))
-    except UsageError:
-        nodes = 1
-    return [*ALL_PARTS, *(numbered(KAFKA, number) for number in range(2, nodes + 1))]
+        return [plan.name for plan in plans_of(settings, ALL_PARTS)]
+    except (TrunklineError, SettingsError):
+        return list(ALL_PARTS)
 
 
 @CHECKS.add("memory")

@@ -12,7 +12,7 @@ from typing import Final
 from connectors.cli.shared.actions import Argument, argument
 from connectors.cli.shared.call import Call
 from connectors.programs.local_stack.data_files import last_lines
-from connectors.programs.local_stack.part_plan import ALL_PARTS, XML_PUMP
+from connectors.programs.local_stack.part_plan import ALL_PARTS, group_of
 from trunkline_agent.errors import NotFound, UsageError
 
 _SUPERVISOR = "supervisor"
@@ -57,7 +57,8 @@ def run(call: Call) -> int:
     Raises UsageError for an unknown part, and NotFound if there are no log files and `--follow` is not given.
     """
     folder = call.settings.data_path / "logs"
-    more = sorted((path.stem for path in folder.glob(f"{XML_PUMP}_*.log")), key=lambda name: (len(name), name))
+    numbered = (path.stem for path in folder.glob("*_*.log") if path.stem not in ALL_PARTS)
+    more = sorted((one for one in numbered if group_of(one) in ALL_PARTS), key=lambda name: (len(name), name))
     names = (*ALL_PARTS, *more, _SUPERVISOR)
     if call.part is not None and call.part not in names:
         raise UsageError(f"no such part: {call.part}; there are {', '.join(names)}")

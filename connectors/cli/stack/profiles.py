@@ -61,7 +61,8 @@ def take_over(profile: str, settings: Settings, check: Callable[[Settings], obje
         draft.write_text(after, encoding="utf-8")
         made = load_settings(file=draft)
     check(made)
-    replace_file(target, after.encode(), mode=0o644)
+    # Through a link, if it is one.
+    replace_file(target.resolve(), after.encode(), target.stat().st_mode & 0o777 if before else 0o644)
     return made
 
 

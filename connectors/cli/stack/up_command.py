@@ -21,7 +21,7 @@ from connectors.cli.shared.call import Call
 from connectors.cli.stack.profiles import PROFILES, take_over
 from connectors.programs.local_stack import control, memory
 from connectors.programs.local_stack.data_files import describe_repair, find_open, last_lines
-from connectors.programs.local_stack.part_plan import ALL_PARTS, GATEWAY, STREAMS
+from connectors.programs.local_stack.part_plan import ALL_PARTS, GATEWAY, KAFKA, STREAMS
 from connectors.programs.local_stack.stack import check_folders, check_parts, plans_of
 from schemas.settings.settings import Settings
 from trunkline_agent.errors import TrunklineError
@@ -137,7 +137,9 @@ def run(call: Call) -> int:
     settings = call.settings
     parts = [name.strip() for name in call.only.split(",") if name.strip()]
     if call.profile:
-        settings = take_over(call.profile, settings, lambda wanted: plans_of(wanted, check_parts(parts)))
+        settings = take_over(
+            call.profile, settings, lambda wanted: plans_of(wanted, check_parts([*parts, KAFKA]))
+        )
     check_folders(settings, parts)
     before = control.running_state(settings)
     started = time.monotonic()

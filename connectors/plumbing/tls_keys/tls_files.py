@@ -11,6 +11,7 @@ would hide that other users may have read it.
 
 from __future__ import annotations
 
+import fcntl
 import secrets
 import stat
 from collections.abc import Iterable, Sequence
@@ -141,8 +142,11 @@ def ensure_kafka_internal(folder: Path) -> None:
     Raises:
         OSError: The folder cannot be written.
     """
-    if not (folder / f"{KAFKA_INTERNAL}.pem").exists():
-        _kafka_internal(folder, renew=False)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (folder / f"{KAFKA_INTERNAL}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # each node may be a process of its own
+        if not (folder / f"{KAFKA_INTERNAL}.pem").exists():
+            _kafka_internal(folder, renew=False)
 
 
 def _kafka_internal(folder: Path, renew: bool) -> TlsFile:

@@ -342,7 +342,9 @@ def part_statuses(settings: Settings) -> list[PartStatus]:
     A part that never ran is included, with the state `stopped`.
     """
     parts = (state_file.read_state(settings) or {"parts": {}})["parts"]
-    names = sorted(dict.fromkeys((*ALL_PARTS, *parts)), key=lambda name: ALL_PARTS.index(group_of(name)))
+    names = sorted(
+        dict.fromkeys((*ALL_PARTS, *parts)), key=lambda name: (*ALL_PARTS, group_of(name)).index(group_of(name))
+    )
     return [_part_status(name, parts.get(name)) for name in names]
 
 

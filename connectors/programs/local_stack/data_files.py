@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Template
 from typing import Final
 
-from connectors.programs.local_stack.part_plan import group_of
+from connectors.programs.local_stack.part_plan import KAFKA, group_of
 from schemas.settings.settings import PROJECT_ROOT
 from trunkline_agent.private_files import replace_file
 
@@ -127,7 +127,7 @@ class DiskTrouble:
             self._failed_at.pop(what, None)
 
 
-# The names that Trunkline creates in a data directory, also with the number of a further node. Nothing else
+# The names that Trunkline creates in a data directory, and `kafka_2` of a further node. Nothing else
 # is touched: `data_dir` may be set to a folder with other files.
 OUR_NAMES: Final = frozenset(
     {
@@ -243,6 +243,10 @@ def _is_secret(root: Path, path: str) -> bool:
     return name in _SECRETS and not path.endswith(_PUBLIC_SUFFIXES)
 
 
+def _is_ours(name: str) -> bool:
+    return name in OUR_NAMES or group_of(name) == KAFKA
+
+
 def _ours(root: Path, found: OpenData) -> Iterator[tuple[str, os.stat_result]]:
     """Yield the root and what is below it, each folder before it is read. Fill in `found.left`."""
     me = os.geteuid()
@@ -250,11 +254,11 @@ def _ours(root: Path, found: OpenData) -> Iterator[tuple[str, os.stat_result]]:
         names = [*folders, *files]
         if folder == str(root):
             status = root.stat()
-            if status.st_uid == me and OUR_NAMES.issuperset(map(group_of, names)):
+            if status.st_uid == me and all(map(_is_ours, names)):
                 yield folder, status
             elif stat.S_IMODE(status.st_mode) & _FOR_OTHERS:
                 found.left.append(folder)
-            names = [name for name in names if group_of(name) in OUR_NAMES]
+            names = [name for name in names if _is_ours(name)]
         folders.clear()
         for name in names:
             path = f"{folder}/{name}"

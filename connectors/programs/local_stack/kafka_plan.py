@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from connectors.plumbing.tls_keys.tls_files import ensure_kafka_internal
+from connectors.plumbing.tls_keys.tls_files import KAFKA_INTERNAL, check_server_key, ensure_kafka_internal
 from connectors.programs.local_stack.data_files import write_from_template
 from connectors.programs.local_stack.java_programs import find_java
 from connectors.programs.local_stack.kafka_login import (
@@ -57,6 +57,8 @@ from trunkline_agent.private_files import make_first, replace_file
 _FORMAT_TIMEOUT_S: Final = 600
 # Kafka's own default: it syncs never, and leaves that to the kernel.
 _NO_SYNC: Final = 2**63 - 1
+# With two copies none could be lost, because each record must be on two.
+_FEWEST_COPIES: Final = 3
 
 
 @dataclass(frozen=True)
@@ -118,14 +120,31 @@ def _read_cluster(settings: Settings) -> _Cluster | None:
 
 
 def _check_nodes(settings: Settings, nodes: int) -> None:
-    """Raise UsageError if the data directory has the storage of another number of nodes."""
-    known = _read_cluster(settings)
-    found = 1 if known is None else len(known.ports)
-    if found != nodes and (known is not None or _has_storage(settings, 1)):
+    """Raise UsageError if the settings and the data directory do not fit for this number of nodes."""
+    copies = settings.kafka.replication_factor
+    if copies > nodes or (nodes > 1 and copies < _FEWEST_COPIES):
+        raise UsageError(
+            f"kafka.replication_factor is {copies}, and kafka.bootstrap_servers has {nodes} node(s): one node "
+            "has one copy, and of three or more at least three have one (./trunkline up --profile durable)"
+        )
+    known, file = _read_cluster(settings), _cluster_file(settings)
+    stored = [path.parent.parent.name for path in settings.data_path.glob(f"{KAFKA}*/log/meta.properties")]
+    found = max(1, len(stored)) if known is None else len(known.ports)
+    if found != nodes and (known is not None or stored):
         raise UsageError(
             f"kafka.bootstrap_servers has {nodes} address(es), and {settings.data_path} has the data of "
             f"{found} node(s), a number that cannot change: set as many addresses as before, or set data_dir "
             "to a new folder (docs/how-to/run_the_stack.md#three-nodes-of-kafka says how it gets this log)"
+        )
+    if nodes > 1 and known is None and stored:
+        raise UsageError(
+            f"{file} is missing, and {', '.join(sorted(stored))} have data of its cluster: put a copy back, or "
+            "let all nodes begin anew (docs/how-to/back_up_and_restore.md#one-part-is-lost)"
+        )
+    if known is not None and known.is_founded and not stored:
+        raise UsageError(
+            f"the folders of all nodes of Kafka are empty: is a disk not mounted? If all are lost, remove "
+            f"{file}, and go on as docs/how-to/back_up_and_restore.md#kafkas-data-is-lost says"
         )
 
 
@@ -137,10 +156,11 @@ def _new_id() -> str:
 
 def _ensure_cluster(settings: Settings, nodes: int) -> _Cluster:
     """Return the cluster of this data directory, which the first node to start makes."""
+    if found := _read_cluster(settings):
+        return found
     made = _Cluster(_new_id(), [(free_port(), free_port()) for _ in range(nodes)])
     make_first(_cluster_file(settings), json.dumps(asdict(made)))
-    found = _read_cluster(settings)
-    return made if found is None else found
+    return _read_cluster(settings) or made
 
 
 def _java_command(settings: Settings) -> list[str]:
@@ -209,7 +229,7 @@ def _write_properties(
         "record_limit_bytes": kafka.record_limit_bytes,
         "copies": copies,
         "copies_in_sync": max(1, copies - 1),
-        "batches_unsynced": 1 if kafka.sync_each_batch else _NO_SYNC,
+        "messages_unsynced": 1 if kafka.sync_each_batch else _NO_SYNC,
     }
     target = _home(settings, number) / "server.properties"
     write_from_template(target, values, *templates)
@@ -245,6 +265,7 @@ def _prepare_node(settings: Settings, number: int, nodes: int) -> InternalListen
             )
     if settings.kafka.security_protocol == SASL_PLAINTEXT:
         ensure_kafka_internal(settings.tls_path)
+        check_server_key(settings.tls_path / f"{KAFKA_INTERNAL}.pem")
     listener = InternalListener(internal_port, password="")
     properties = _write_properties(settings, number, listener, [port for _, port in cluster.ports])
     is_first = number == 1 and not cluster.is_founded
@@ -272,11 +293,6 @@ def kafka_plan(settings: Settings, number: int = 1) -> PartPlan:
     ports = kafka_ports(settings)
     port = ports[number - 1]
     check_local_login(settings)
-    if len(ports) < settings.kafka.replication_factor:
-        raise UsageError(
-            f"kafka.replication_factor is {settings.kafka.replication_factor}, and kafka.bootstrap_servers has "
-            f"{len(ports)} node(s) for a copy each: ./trunkline up --profile durable has three"
-        )
     _check_nodes(settings, len(ports))
     internal = InternalListener(port=0, password="")
     home = _home(settings, number)
@@ -289,6 +305,7 @@ def kafka_plan(settings: Settings, number: int = 1) -> PartPlan:
         internal = _prepare_alone(settings) if one else _prepare_node(settings, number, len(ports))
 
     def ensure_topic() -> None:
+        from connectors.log.kafka_topic import controllers
         from connectors.log.kafka_topic import ensure_topic as ensure
         from schemas.log_access.event_topic import LogLostError, LogUnfinishedError
 
@@ -299,6 +316,8 @@ def kafka_plan(settings: Settings, number: int = 1) -> PartPlan:
         with suppress(LogLostError, LogUnfinishedError):
             try:
                 ensure(settings)
+                if len(ports) > 1 and (voters := controllers(settings.kafka)) < len(ports):
+                    raise NotYet(f"{voters} of the {len(ports)} nodes are controllers")
             except BackboneUnreachable as error:
                 if len(ports) == 1:
                     raise

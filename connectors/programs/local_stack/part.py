@@ -206,8 +206,10 @@ class Part:
             self.plan.on_first_ready()
         except NotYet as error:
             self._set_up_at = time.monotonic() + _FIRST_READY_AGAIN_S
-            print(f"{self.name} runs, and waits: {error}", flush=True)
-            return
+            if time.monotonic() - self._launched_at < self.plan.stalled_after_s:
+                print(f"{self.name} runs, and waits: {error}", flush=True)
+                return
+            raise NotSetUp(f"{self.name} runs, but {error}", f"runs, but {error}") from error
         except TrunklineError as error:
             self._set_up_at = time.monotonic() + _FIRST_READY_AGAIN_S
             raise NotSetUp(f"{self.name} runs, but {error}", f"runs, but {error}") from error

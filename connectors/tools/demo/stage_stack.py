@@ -14,6 +14,7 @@ from connectors.programs.local_stack import LocalStack, control, free_port
 from connectors.programs.local_stack.part_plan import ALL_PARTS
 from connectors.programs.local_stack.ports import LOOPBACK
 from connectors.tools.demo.scenes import Tick
+from schemas.log_access.kafka_clients import bootstrap_addresses
 from schemas.settings.settings import (
     AgentMcpSettings,
     DashboardSettings,
@@ -118,7 +119,7 @@ def own_settings(settings: Settings, data_dir: Path) -> Settings:
 def _own_kafka(settings: Settings) -> KafkaSettings:
     """Return Kafka's settings with the configured login if it is our Kafka under TLS, else a new one."""
     kafka = settings.kafka
-    is_ours = kafka.bootstrap_servers.rpartition(":")[0] in LOOPBACK_NAMES
+    is_ours = all(host in LOOPBACK_NAMES for host, _ in bootstrap_addresses(kafka))
     if is_ours and kafka.security_protocol == "SASL_SSL" and (settings.tls_path / "kafka.pem").exists():
         return kafka
     fields = KafkaSettings.model_fields

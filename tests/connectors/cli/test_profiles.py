@@ -61,6 +61,7 @@ def test_other_addresses_are_kept_if_they_are_as_many(monkeypatch: pytest.Monkey
     [
         ("kafka: {bootstrap_servers: '127.0.0.1:1'}", "bootstrap_servers is 127.0.0.1:1 .*trunkline.yaml"),
         ("kafka: {replication_factor: 1}", r"replication_factor is 1 \(from .*\), and 3 in the profile"),
+        ("kafka: {min_in_sync_replicas: 1}", r"min_in_sync_replicas is 1 \(from .*\), and 2 in the profile"),
         ("kafka: {topic: ours}", "settings of its own: add those of the profile durable:\n.*\nkafka:\n"),
     ],
 )
@@ -87,4 +88,7 @@ def test_an_unknown_profile_and_a_file_that_takes_nothing_are_named(
     assert "no such profile: quick; there is durable" in capsys.readouterr().err
     monkeypatch.setenv("TRUNKLINE_CONF", "/dev/null")
     assert main(["up", "--profile", "durable"]) == 2
-    assert "set kafka.bootstrap_servers, kafka.replication_factor as variables" in capsys.readouterr().err
+    assert (
+        "set kafka.bootstrap_servers, kafka.min_in_sync_replicas, kafka.replication_factor as variables"
+        in capsys.readouterr().err
+    )

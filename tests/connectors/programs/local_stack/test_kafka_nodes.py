@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,9 @@ from tests.own_settings import stack_settings
 from trunkline_agent.errors import Refused, UsageError
 
 
-def with_nodes(folder: Path, count: int, copies: int = 1, **more: object) -> Settings:
-    """Settings of a stack with this many nodes of Kafka."""
+def with_nodes(folder: Path, count: int, copies: int = 0, **more: object) -> Settings:
+    """Settings of a stack with this many nodes of Kafka, and by default as many copies, at most three."""
+    copies = copies or min(count, 3)
     servers = ",".join(f"{LOOPBACK}:{free_port()}" for _ in range(count))
     kafka = KafkaSettings.model_validate(
         {"bootstrap_servers": servers, "replication_factor": copies, "partitions": 2, **more}
@@ -51,8 +53,10 @@ def test_each_address_is_a_node_with_a_name_a_folder_and_a_unit_of_its_own(tmp_p
 @pytest.mark.requirement("DP-10")
 def test_a_number_of_nodes_that_cannot_work_is_refused_before_anything_starts(tmp_path: Path) -> None:
     for count, copies, told in (
-        (2, 1, "has two addresses: of two nodes none may fail"),
+        (2, 2, "has two addresses: of two nodes none may fail"),
         (1, 3, r"replication_factor is 3, and kafka.bootstrap_servers has 1 node\(s\).*--profile durable"),
+        (3, 1, r"replication_factor is 1, and kafka.bootstrap_servers has 3 node\(s\): .* at least three have"),
+        (3, 2, "replication_factor is 2, and"),
     ):
         with pytest.raises(UsageError, match=told):
             LocalStack(with_nodes(tmp_path, count, copies), ("kafka",))
@@ -62,11 +66,27 @@ def test_a_number_of_nodes_that_cannot_work_is_refused_before_anything_starts(tm
     three.mkdir()
     cluster = {"id": "x", "ports": [[1, 2], [3, 4], [5, 6]], "is_founded": True}
     (three / "kafka-cluster.json").write_text(json.dumps(cluster))
+    with pytest.raises(UsageError, match=r"folders of all nodes of Kafka are empty.*kafka-cluster\.json"):
+        LocalStack(with_nodes(three, 3), ("kafka",))
+    for name in ("kafka", "kafka_2", "kafka_3"):
+        (three / name / "log").mkdir(parents=True)
+        (three / name / "log" / "meta.properties").touch()
     for folder, count in ((one, 3), (three, 1), (three, 5)):
         with pytest.raises(UsageError, match=rf"has {count} address.*a number that cannot change"):
             LocalStack(with_nodes(folder, count), ("kafka",))
     for folder, count in ((one, 1), (three, 3)):
         assert len(plans_of(with_nodes(folder, count), ["kafka"])) == count
+    shutil.rmtree(three / "kafka")
+    assert len(plans_of(with_nodes(three, 3), ["kafka"])) == 3, "a node may have lost its disk"
+    (three / "kafka-cluster.json").unlink()
+    (three / "kafka" / "log").mkdir(parents=True)
+    (three / "kafka" / "log" / "meta.properties").touch()
+    with pytest.raises(
+        UsageError, match=r"kafka-cluster\.json is missing, and kafka, kafka_2, kafka_3 have data"
+    ):
+        LocalStack(with_nodes(three, 3), ("kafka",))
+    with pytest.raises(UsageError, match=r"has 1 address.* has the data of 3 node"):
+        LocalStack(with_nodes(three, 1), ("kafka",))
 
 
 @pytest.mark.requirement("DP-01")

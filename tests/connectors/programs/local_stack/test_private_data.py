@@ -59,6 +59,10 @@ def test_the_folder_of_a_further_node_of_kafka_is_closed_too(tmp_path: Path) -> 
     (root / "kafka_2").chmod(0o755)
     find_open(root, close=True)
     assert mode(root / "kafka_2") == mode(root) == 0o700
+    (root / "jobs_2024").mkdir()
+    (root / "jobs_2024").chmod(0o755)
+    find_open(root, close=True)
+    assert mode(root / "jobs_2024") == 0o755
 
 
 def test_links_are_not_followed_and_other_things_in_the_folder_are_left(tmp_path: Path) -> None:

@@ -265,6 +265,8 @@ def test_logs_shows_the_end_of_a_log_and_says_when_there_is_none(cli: Cli, stack
     (folder / "xml_pump_2.log").write_text("four\n")
     assert cli("logs", "xml_pump_2").stdout == "four\n"
     assert "xml_pump_2 | four" in cli("logs").stdout
+    (folder / "kafka_2.log").write_text("five\n")
+    assert cli("logs", "kafka_2").stdout == "five\n"
     unknown = cli("logs", "xml_pump_3")
     assert unknown.returncode == 2 and "xml_pump_2, supervisor" in unknown.stderr
 
