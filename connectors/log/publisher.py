@@ -204,7 +204,8 @@ class Publisher:
         if error is not None:
             self._give_room(size)
             if isinstance(error, KafkaException) and error.args[0].code() == KafkaError._FATAL:
-                self._poll(0)  # `_on_error` is told the reason, perhaps only now
+                with self._room:  # the reason comes to `_on_error`, perhaps only now
+                    self._room.wait_for(lambda: self._failure is not None, _STOP_S)
                 error = self._failure or error
             if not isinstance(why := self._reason(error), RecordRefused):
                 self._fail(error)
@@ -287,9 +288,9 @@ class Publisher:
             with suppress(InvalidStateError):
                 append.set_exception(self._unreachable(failure))
 
-    def _poll(self, wait_s: float = _TICK_S) -> None:
+    def _poll(self) -> None:
         try:
-            self._producer.poll(wait_s)
+            self._producer.poll(_TICK_S)
         except KafkaException as error:  # a fatal error of the client
             self._fail(error)
 
