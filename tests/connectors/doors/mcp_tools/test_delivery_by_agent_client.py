@@ -41,7 +41,8 @@ pytestmark = [
 
 NewAgent = Callable[[str], Agent]
 NewCaller = Callable[[str], SignedCaller]
-SOON_S = 3
+# Beside waits of 240 s, and before a ping could find that nobody listens; a busy machine takes seconds for all.
+SOON_S = 10
 
 
 def by_stdio(agent: Agent, gateway: McpGateway, mode: Any) -> Client:
