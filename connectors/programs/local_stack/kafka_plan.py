@@ -37,6 +37,7 @@ from connectors.programs.local_stack.part_plan import (
     NotYet,
     PartPlan,
     all_but,
+    group_of,
     jar_files,
     numbered,
 )
@@ -128,7 +129,8 @@ def _check_nodes(settings: Settings, nodes: int) -> None:
             "has one copy, and of three or more at least three have one (./trunkline up --profile durable)"
         )
     known, file = _read_cluster(settings), _cluster_file(settings)
-    stored = [path.parent.parent.name for path in settings.data_path.glob(f"{KAFKA}*/log/meta.properties")]
+    folders = (path.parents[1].name for path in settings.data_path.glob(f"{KAFKA}*/log/meta.properties"))
+    stored = [name for name in folders if group_of(name) == KAFKA]  # and not a copy beside them
     found = max(1, len(stored)) if known is None else len(known.ports)
     if found != nodes and (known is not None or stored):
         raise UsageError(

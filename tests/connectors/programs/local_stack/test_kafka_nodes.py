@@ -71,6 +71,9 @@ def test_a_number_of_nodes_that_cannot_work_is_refused_before_anything_starts(tm
     for name in ("kafka", "kafka_2", "kafka_3"):
         (three / name / "log").mkdir(parents=True)
         (three / name / "log" / "meta.properties").touch()
+    moved = tmp_path / "moved"
+    shutil.copytree(one / "kafka", moved / "kafka.before")
+    assert len(plans_of(with_nodes(moved, 3), ["kafka"])) == 3, "the node before was moved away"
     for folder, count in ((one, 3), (three, 1), (three, 5)):
         with pytest.raises(UsageError, match=rf"has {count} address.*a number that cannot change"):
             LocalStack(with_nodes(folder, count), ("kafka",))
