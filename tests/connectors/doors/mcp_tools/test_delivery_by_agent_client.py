@@ -41,8 +41,7 @@ pytestmark = [
 
 NewAgent = Callable[[str], Agent]
 NewCaller = Callable[[str], SignedCaller]
-# Beside waits of 240 s, and before a ping could find that nobody listens; a busy machine takes seconds for all.
-SOON_S = 10
+SOON_S = 3
 
 
 def by_stdio(agent: Agent, gateway: McpGateway, mode: Any) -> Client:

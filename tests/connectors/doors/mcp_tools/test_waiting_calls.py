@@ -52,8 +52,7 @@ WAITING: dict[str, dict[str, Any]] = {
 }
 both_transports = pytest.mark.parametrize("transport", ["http", "sse"])
 # "At once" on a busy machine.
-# Beside waits of 60 s; a busy machine takes seconds for each call.
-SOON_S = 10
+SOON_S = 3
 
 
 def test_the_client_knows_how_long_a_tool_waits_by_itself() -> None:
