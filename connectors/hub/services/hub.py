@@ -163,6 +163,7 @@ class Hub:
             self.live_view.on_change(service.on_change, service.follows)
         for part in (self.audit, self.metrics, self.listeners, self.log_clock):
             self.live_view.on_settled(part.settled)
+        self.organism.read_ahead()
         self.live_view.open()
         rows: dict[type[Row], list[Any]] = {
             MessageRow: [*self.live_view.live(MessageRow), *newest_final(self.live_view)]

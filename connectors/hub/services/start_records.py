@@ -16,6 +16,7 @@ Several gateways may append the same change; the fold accepts the first one.
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Iterable
 from typing import Final, TypeVar
 
@@ -125,6 +126,7 @@ def _is_registered_as(row: AgentRow, body: AgentDefined) -> bool:
 
 
 R = TypeVar("R", bound=Row)
+_LOOK_S: Final = 10.0
 _RETRY_S: Final = 1.0
 
 
@@ -132,7 +134,8 @@ class OrganismKeeper(ThreadedService):
     """The background service that loads the organism file once, at the start of the gateway.
 
     `fault` says why the file was not loaded. It is None if the file was loaded, or is still being loaded. While
-    Kafka is unreachable, the service retries every second.
+    Kafka is unreachable, the service retries every second. A load that comes after the gateway is ready does
+    not undo a command: if the listeners have changed since, the file is not loaded, and `fault` says so.
     """
 
     def __init__(self, settings: Settings, live_view: LiveView, appender: LogAppender) -> None:
@@ -141,18 +144,42 @@ class OrganismKeeper(ThreadedService):
         self._file = None if file is None else PROJECT_ROOT / file
         self._live_view = live_view
         self._appender = appender
+        self._may_load, self._looked = threading.Event(), threading.Event()
+        self._ready_at: int | None = None
         self.fault: str | None = None
 
-    def open(self) -> None:
-        """Start a thread that loads the organism file, which takes about a second. Returns at once.
+    def read_ahead(self) -> None:
+        """Start a thread that reads the organism file, while the live view opens. Returns at once.
 
-        If the settings name no file, or the file does not exist, nothing happens.
+        It takes about a second. If the settings name no file, or the file does not exist, nothing happens.
         """
         if self._file is not None and self._file.exists():
-            super().open()
+            self._thread.start()
+
+    def open(self) -> None:
+        """Let the thread load what it has read, and wait for that, up to 10 s.
+
+        So a gateway that is ready has the listeners of its file.
+        """
+        self._may_load.set()
+        if self._thread.is_alive() and not self._looked.wait(_LOOK_S):
+            log.warning("organism_waits", why=f"{self._file} is not loaded after {_LOOK_S:g} s")
+        self._ready_at = organism_version(self._live_view.entries(ORGANISM_STREAM))
+
+    def close(self) -> None:
+        """Ask the thread to end, and wait for it at most 10 s."""
+        self._closing.set()
+        self._may_load.set()
+        super().close()
 
     def _run(self) -> None:
-        assert self._file is not None  # noqa: S101  checked by open
+        try:
+            self._read_and_load()
+        finally:
+            self._looked.set()
+
+    def _read_and_load(self) -> None:
+        assert self._file is not None  # noqa: S101  checked by read_ahead
         try:
             organism = load_organism(self._file)
         except OrganismError as error:
@@ -162,28 +189,33 @@ class OrganismKeeper(ThreadedService):
             log.exception("organism_not_loaded")
             self.fault = "the gateway failed; see its log"
             return
-        try:
-            check_names(self._live_view, [listener.name for listener in organism.listeners])
-        except OrganismError as error:
-            self._note(f"{self._file}: {error}")
-            return
+        self._may_load.wait()
         while not self._closing.is_set():
             try:
                 self._load(organism)
+                return
+            except OrganismError as error:
+                self._note(f"{self._file}: {error}")
                 return
             except TrunklineError as error:
                 log.warning("organism_waits", why=str(error))
             except Exception:
                 log.exception("organism_not_loaded")
                 return
+            self._looked.set()
             self._closing.wait(_RETRY_S)
 
     def _load(self, organism: Organism) -> None:
+        check_names(self._live_view, [listener.name for listener in organism.listeners])
         entries = self._live_view.entries(ORGANISM_STREAM)
         previous = loaded_digest(entries)
         if previous == organism.digest:
             log.info("organism_unchanged")
             return
+        if self._ready_at not in (None, organism_version(entries)):
+            raise OrganismError(
+                "the listeners were changed while it was read; load it by trunkline organism reload"
+            )
         # The version makes a file that was loaded before, and comes back, a new request.
         cause = f"{organism_version(entries)}/{previous}/{organism.digest}"
         body = OrganismLoaded(

@@ -48,12 +48,15 @@ def loaded(stack: CommandStack) -> list[str]:
     return [one.body["digest"] for one in stack.organism_log() if one.type == "organism.loaded"]
 
 
-def wait_listeners(stack: CommandStack, *names: str) -> None:
-    wait_until(lambda: set(stack.listeners()) == set(names), what=f"listeners {names}")
+def fault_of(stack: CommandStack) -> str | None:
+    """Why the last gateway has not loaded its file."""
+    with stack.operator() as client:
+        said: str | None = client.get("/api/hub/listeners").json()["fault"]
+    return said
 
 
 def test_gateways_that_start_at_once_load_a_file_once(stack: CommandStack):
-    wait_listeners(stack, "adder", "ann")
+    assert set(stack.listeners()) == {"adder", "ann"}, "a gateway that is ready has the listeners of its file"
     wait_until(lambda: len(loaded(stack)) in (1, 2), what="one or both have said it")
     assert stack.version() == 1
 
@@ -76,14 +79,14 @@ def test_what_commands_have_changed_stands_while_the_file_is_the_same(stack: Com
     assert stack.give(AddListener({"name": "eve", "type": "human"}))[0] == 200
     said = len(loaded(stack))
     gateway = restart(stack, _SECOND)
-    wait_until(lambda: "organism_unchanged" in gateway.program.log(), what="it has looked at the file")
+    assert "organism_unchanged" in gateway.program.log()
     assert len(loaded(stack)) == said
     assert stack.listeners().keys() == {"adder", "eve"}
 
 
 def test_another_file_is_loaded_at_the_next_start(stack: CommandStack):
     restart(stack, _FIRST)
-    wait_listeners(stack, "adder", "ann")
+    assert set(stack.listeners()) == {"adder", "ann"}
     assert stack.listeners()["adder"]["concurrency"] == 8
     with stack.operator() as client:
         removed = client.get("/api/hub/listeners", params={"status": "removed"}).json()["listeners"]
@@ -92,7 +95,7 @@ def test_another_file_is_loaded_at_the_next_start(stack: CommandStack):
 
 def test_a_bad_file_changes_nothing_and_the_log_says_what_is_wrong(stack: CommandStack):
     gateway = restart(stack, "listeners: [{name: a}]")
-    wait_until(lambda: "organism_not_loaded" in gateway.program.log(), what="it says so")
+    assert "organism_not_loaded" in gateway.program.log()
     assert "listeners, a: handler: a listener needs one" in gateway.program.log()
     assert stack.listeners().keys() == {"adder", "ann"}
 
@@ -114,17 +117,35 @@ def test_a_file_with_an_agents_name_is_a_fault_that_the_gateway_shows_until_a_go
     stack: CommandStack,
 ):
     restart(stack, "listeners: [{name: echo, type: human}]")
-
-    def fault() -> str | None:
-        with stack.operator() as client:
-            said: str | None = client.get("/api/hub/listeners").json()["fault"]
-        return said
-
-    wait_until(lambda: fault() is not None, what="the gateway says what is wrong")
-    assert "organism.yaml: listener echo: a principal or an agent has this name" in str(fault())
+    assert "organism.yaml: listener echo: a principal or an agent has this name" in str(fault_of(stack))
     assert stack.listeners().keys() == {"adder", "ann"}
     shown = run_cli(stack.gateways[-1].settings, "organism", "show")
     assert shown.returncode == 0 and "the organism file is not loaded" in shown.stderr
     (stack.folder / "organism.yaml").write_text(_FIRST)
     assert stack.give(HotReload())[0] == 200
-    assert fault() is None
+    assert fault_of(stack) is None
+
+
+_SLOW = f"""
+import time
+from pathlib import Path
+from {MODULE} import add
+while not Path(__file__).with_name("go-on").exists():
+    time.sleep(0.02)
+"""
+
+
+def test_a_command_given_while_a_file_is_read_is_not_undone_by_it(
+    stack: CommandStack, monkeypatch: pytest.MonkeyPatch
+):
+    (stack.folder / "slow_to_import.py").write_text(_SLOW)
+    monkeypatch.setenv("PYTHONPATH", str(stack.folder))
+    gateway = restart(stack, "listeners: [{name: summer, handler: 'slow_to_import:add'}]")
+    assert "organism_waits" in gateway.program.log()
+    assert stack.give(AddListener({"name": "zoe", "type": "human"}))[0] == 200
+    (stack.folder / "go-on").touch()
+    wait_until(lambda: fault_of(stack) is not None, what="the gateway says that it has not loaded the file")
+    assert "the listeners were changed while it was read; load it by" in str(fault_of(stack))
+    assert stack.listeners().keys() == {"adder", "ann", "zoe"}
+    assert stack.give(HotReload())[0] == 200
+    assert (fault_of(stack), stack.listeners().keys()) == (None, {"summer"})
