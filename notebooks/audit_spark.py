@@ -48,7 +48,7 @@ def _started(settings: Settings) -> SparkSession:
     os.environ["PYSPARK_SUBMIT_ARGS"] = shlex.join(
         [
             *("--properties-file", str(PROJECT_ROOT / "conf" / "spark-defaults.conf")),
-            *("--driver-memory", settings.spark.driver_memory, *place_options(settings.spark)),
+            *("--driver-memory", settings.spark.driver_memory, *place_options(settings)),
             *("--driver-class-path", f"{jars}/*", "pyspark-shell"),
         ]
     )

@@ -10,9 +10,12 @@ import logging
 import os
 import socket
 import ssl
-from functools import lru_cache
+import threading
+import time
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote_plus
 
 from confluent_kafka import KafkaError
 from kafka.errors import (  # type: ignore[import-untyped]
@@ -23,26 +26,33 @@ from kafka.errors import (  # type: ignore[import-untyped]
     SaslAuthenticationFailedError,
     UnsupportedSaslMechanismError,
 )
+from kafka.net.sasl.oauth import AbstractTokenProvider  # type: ignore[import-untyped]
 
-from schemas.settings.kafka_settings import read_password
+from schemas.settings.kafka_settings import OAUTHBEARER, read_password
 from schemas.settings.settings import ENV_PREFIX, KafkaSettings, SettingsError, check_key_file
 from trunkline_agent.errors import BackboneUnreachable
 
 PASSWORD_VARIABLE: Final = f"{ENV_PREFIX}KAFKA__SASL_PASSWORD"
+_OAUTH: Final = "org.apache.kafka.common.security.oauthbearer"
 _MODULES: Final = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    OAUTHBEARER: f"{_OAUTH}.OAuthBearerLoginModule",
 }
 SILENT: Final = logging.Logger("librdkafka", logging.CRITICAL + 1)
 """A logger for librdkafka, which would else write to stderr. Its callbacks report the same errors."""
-# kafka-python warns of credentials in clear text without TLS. SCRAM sends none. PLAIN is only used at the local
-# broker's own listener, on loopback, with a password that is valid for one start.
+# kafka-python warns of credentials in clear text without TLS. SCRAM sends none. The stack uses PLAIN at its own
+# broker's listener for itself alone, with a password that is valid for one start.
 logging.getLogger("kafka.net.sasl").setLevel(logging.ERROR)
 RIGHTS_PAGE: Final = "docs/how-to/use_your_own_kafka_and_spark.md"
 """The page that has the rights of Kafka's user."""
 _UNSAID: Final = (None, KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT)
 _LOGIN_ERRORS: Final = (SaslAuthenticationFailedError, UnsupportedSaslMechanismError, IllegalSaslStateError)
+
+_TOKEN_WAIT_S: Final = 10.0
+# A token is asked for anew after this part of its time, as the other clients do.
+_TOKEN_KEPT: Final = 0.8
 
 
 def kafka_context(kafka: KafkaSettings) -> ssl.SSLContext | None:
@@ -98,6 +108,8 @@ def client_options(kafka: KafkaSettings) -> dict[str, Any]:
             "sasl_plain_username": kafka.sasl_username,
             "sasl_plain_password": kafka_password(kafka),
         }
+        if kafka.sasl_mechanism == OAUTHBEARER:
+            found["sasl_oauth_token_provider"] = oauth_tokens(kafka, kafka_password(kafka))
     return found
 
 
@@ -123,6 +135,14 @@ def librdkafka_options(kafka: KafkaSettings) -> dict[str, str]:
             "sasl.username": kafka.sasl_username,
             "sasl.password": kafka_password(kafka),
         }
+        if kafka.sasl_mechanism == OAUTHBEARER:
+            found |= {
+                "sasl.oauthbearer.method": "oidc",
+                "sasl.oauthbearer.token.endpoint.url": kafka.oauth_token_url,
+                "sasl.oauthbearer.client.id": kafka.sasl_username,
+                "sasl.oauthbearer.client.secret": kafka_password(kafka),
+                "sasl.oauthbearer.scope": kafka.oauth_scope or None,
+            }
     return {name: str(value) for name, value in found.items() if value is not None}
 
 
@@ -151,12 +171,23 @@ def spark_security(kafka: KafkaSettings) -> dict[str, str]:
             "kafka.config.providers": "env",
             "kafka.config.providers.env.class": "org.apache.kafka.common.config.provider.EnvVarConfigProvider",
             "kafka.config.providers.env.param.allowlist.pattern": PASSWORD_VARIABLE,
-            "kafka.sasl.jaas.config": (
-                f'{_MODULES[kafka.sasl_mechanism]} required username="{kafka.sasl_username}" '
-                f'password="${{env:{PASSWORD_VARIABLE}}}";'
-            ),
+            "kafka.sasl.jaas.config": f"{_MODULES[kafka.sasl_mechanism]} required {_jaas_login(kafka)};",
         }
+        if kafka.sasl_mechanism == OAUTHBEARER:
+            found |= {
+                "kafka.sasl.login.callback.handler.class": f"{_OAUTH}.OAuthBearerLoginCallbackHandler",
+                "kafka.sasl.oauthbearer.token.endpoint.url": str(kafka.oauth_token_url),
+            }
     return found
+
+
+def _jaas_login(kafka: KafkaSettings) -> str:
+    """Return who logs in, as Java's login modules read it. The password stays in the environment."""
+    secret = f"${{env:{PASSWORD_VARIABLE}}}"
+    if kafka.sasl_mechanism != OAUTHBEARER:
+        return f'username="{kafka.sasl_username}" password="{secret}"'
+    scope = f' scope="{kafka.oauth_scope}"' if kafka.oauth_scope else ""
+    return f'clientId="{kafka.sasl_username}" clientSecret="{secret}"{scope}'
 
 
 def tls_trouble(kafka: KafkaSettings, error: ssl.SSLError) -> str:
@@ -281,3 +312,56 @@ def _context(ca_certs: Path | None, certfile: Path | None, keyfile: Path | None)
     except (OSError, ssl.SSLError) as error:
         raise SettingsError(f"kafka.ssl_ca_certs, kafka.ssl_certfile or kafka.ssl_keyfile: {error}") from error
     return context
+
+
+class OAuthTokens(AbstractTokenProvider):  # type: ignore[misc]
+    """Gives the token of a client, and asks the token server for a new one in time. Thread-safe.
+
+    Args:
+        kafka: The settings of the login.
+        secret: The client's secret.
+    """
+
+    def __init__(self, kafka: KafkaSettings, secret: str) -> None:
+        self._url = str(kafka.oauth_token_url)
+        self._login = (quote_plus(kafka.sasl_username), quote_plus(secret))  # RFC 6749, 2.3.1
+        scope = {"scope": kafka.oauth_scope} if kafka.oauth_scope else {}
+        self._body = {"grant_type": "client_credentials"} | scope
+        self._asking = threading.Lock()
+        self._token, self._until = "", 0.0
+
+    def token(self) -> str:
+        """Return a token that is valid.
+
+        Raises:
+            BackboneUnreachable: The token server does not answer, or gives none. The message has no secret.
+        """
+        with self._asking:
+            if time.monotonic() >= self._until:
+                self._token, lasts_s = self._asked()
+                self._until = time.monotonic() + _TOKEN_KEPT * lasts_s
+            return self._token
+
+    def _asked(self) -> tuple[str, float]:
+        import httpx2  # a late import, because few need it
+
+        try:
+            trusted = ssl.create_default_context()
+            answer = httpx2.post(
+                self._url, data=self._body, auth=self._login, timeout=_TOKEN_WAIT_S, verify=trusted
+            )
+            if answer.status_code != httpx2.codes.OK:
+                raise ValueError(f"it answers {answer.status_code} {answer.reason_phrase}")
+            found = answer.json()
+            return str(found["access_token"]), float(found["expires_in"])
+        except (httpx2.HTTPError, OSError, ValueError, KeyError, TypeError) as error:
+            raise BackboneUnreachable(
+                f"the token server at {self._url} gives no token ({type(error).__name__}: {error}): look at "
+                "kafka.oauth_token_url, sasl_username and sasl_password"
+            ) from None
+
+
+@cache
+def oauth_tokens(kafka: KafkaSettings, secret: str) -> OAuthTokens:
+    """Return the tokens of a login, the same object for the same login."""
+    return OAuthTokens(kafka, secret)

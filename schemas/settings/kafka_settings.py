@@ -9,10 +9,11 @@ from typing import Final, Literal, Self
 from pydantic import Field, PrivateAttr, SecretStr, model_validator
 
 from schemas.settings.sections import Section
-from schemas.settings.setting_types import Servers
+from schemas.settings.setting_types import HttpAddress, Servers
 from trunkline_agent.private_files import PrivateFileError, read_private
 
 USERNAME: Final = "trunkline"
+OAUTHBEARER: Final = "OAUTHBEARER"
 # Spark's consumers get both in a quoted string: no quotes, no backslashes, only printable characters.
 _TEXT: Final = re.compile(r"[ !#-\[\]-~]+").fullmatch
 
@@ -107,12 +108,16 @@ class KafkaSettings(Section):
     """The local stack's Kafka acknowledges records when its disk has them, not the kernel's memory alone."""
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "SASL_PLAINTEXT"
     """How clients reach Kafka. `PLAINTEXT` has no login and is unsafe."""
-    sasl_mechanism: Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"] = "SCRAM-SHA-512"
+    sasl_mechanism: Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN", "OAUTHBEARER"] = "SCRAM-SHA-512"
     """How clients log in."""
     sasl_username: str = USERNAME
-    """User name of the login."""
+    """User name of the login, or the client's id at the token server."""
     sasl_password: SecretStr | None = None
-    """Password of the login. Only from the environment."""
+    """Password of the login, or the client's secret at the token server. Only from the environment."""
+    oauth_token_url: HttpAddress | None = None
+    """Where the token server gives tokens for a client's id and secret (RFC 6749, 4.4). For `OAUTHBEARER`."""
+    oauth_scope: str = ""
+    """Scope of the tokens. Empty: none is asked for."""
     sasl_password_file: Path | None = None
     """File with the password, mode 0600. Unset: `<data_dir>/keys/kafka.password`."""
     ssl_ca_certs: Path | None = None
@@ -151,8 +156,16 @@ class KafkaSettings(Section):
         return self
 
     @model_validator(mode="after")
+    def _has_token_server(self) -> Self:
+        if self.sasl_mechanism == OAUTHBEARER and self.oauth_token_url is None:
+            raise ValueError(f"oauth_token_url is not set, and sasl_mechanism {OAUTHBEARER} needs it")
+        return self
+
+    @model_validator(mode="after")
     def _login_is_text(self) -> Self:
         check_text("sasl_username", self.sasl_username)
+        if self.oauth_scope:
+            check_text("oauth_scope", self.oauth_scope)
         if self.sasl_password is not None:
             check_text("sasl_password", self.sasl_password.get_secret_value())
         return self

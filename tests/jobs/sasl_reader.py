@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from connectors.programs.local_stack.part_plan import jvm_options
 from jobs.settle_events import read_records
 from schemas.log_access.kafka_clients import PASSWORD_VARIABLE, kafka_password
 from schemas.settings.settings import load_settings
@@ -35,7 +36,7 @@ def main(work_dir: Path) -> None:
     settings = load_settings()
     if settings.kafka.security_protocol.startswith("SASL"):
         os.environ[PASSWORD_VARIABLE] = kafka_password(settings.kafka)
-    spark = start_session(work_dir)
+    spark = start_session(work_dir, conf={"spark.driver.extraJavaOptions": jvm_options(settings.kafka)})
     spark.sparkContext.setLogLevel("INFO")
     records = read_records(spark, settings)
     writer = records.select("value").writeStream.format("memory").queryName("found")

@@ -16,7 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from schemas.settings.settings import PROJECT_ROOT, SparkSettings
+from schemas.settings.kafka_settings import OAUTHBEARER
+from schemas.settings.settings import PROJECT_ROOT, KafkaSettings, Settings
 from trunkline_agent.errors import TrunklineError
 
 KAFKA, MOSQUITTO, BRIDGE, GATEWAY, STREAMS = "kafka", "mosquitto", "bridge", "gateway", "streams"
@@ -154,9 +155,16 @@ def is_local(master: str) -> bool:
     return master.partition("[")[0] == "local"
 
 
-def log_option() -> str:
-    """Return the JVM option that configures a Java program's log by `conf/log4j2.properties`."""
-    return f"-Dlog4j2.configurationFile={(PROJECT_ROOT / 'conf' / 'log4j2.properties').as_uri()}"
+def jvm_options(kafka: KafkaSettings) -> str:
+    """Return the JVM options of Spark's driver and executors.
+
+    They are the configuration of the log, and for a login by OAUTHBEARER the address of the token server, the
+    only one at which Kafka's client asks.
+    """
+    log = f"-Dlog4j2.configurationFile={(PROJECT_ROOT / 'conf' / 'log4j2.properties').as_uri()}"
+    if kafka.sasl_mechanism != OAUTHBEARER:
+        return log
+    return f"{log} -Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={kafka.oauth_token_url}"
 
 
 def class_path() -> str:
@@ -170,7 +178,7 @@ def class_path() -> str:
     return os.pathsep.join(str(jar) for jar in jar_files("spark"))
 
 
-def executor_conf(spark: SparkSettings) -> dict[str, str]:
+def executor_conf(settings: Settings) -> dict[str, str]:
     """Return Spark's properties for executors on a cluster, by name.
 
     Executors inherit nothing else from the driver. They find modules and jars in a checkout at the same path.
@@ -178,11 +186,11 @@ def executor_conf(spark: SparkSettings) -> dict[str, str]:
     executors (decision 0022).
     """
     return {
-        "spark.executor.memory": spark.executor_memory,
+        "spark.executor.memory": settings.spark.executor_memory,
         # More cores would never be used at once; the rest of the cluster is for other applications.
-        "spark.cores.max": str(spark.tasks),
+        "spark.cores.max": str(settings.spark.tasks),
         "spark.executor.extraClassPath": class_path(),
-        "spark.executor.extraJavaOptions": log_option(),
+        "spark.executor.extraJavaOptions": jvm_options(settings.kafka),
         "spark.executorEnv.PYTHONPATH": str(PROJECT_ROOT),
         # How long a task waits for the executor that has settled its partition before, and how often the
         # scheduler looks for waiting tasks. The defaults, 3 s and 1 s, are longer than the preceding tasks
@@ -192,14 +200,14 @@ def executor_conf(spark: SparkSettings) -> dict[str, str]:
     }
 
 
-def place_options(spark: SparkSettings) -> list[str]:
+def place_options(settings: Settings) -> list[str]:
     """Return the options of spark-submit that say where tasks run, by `spark.master`.
 
     On a cluster they include the executors' properties.
     """
-    where = ["--master", spark.master]
-    if is_local(spark.master):
+    where = ["--master", settings.spark.master]
+    if is_local(settings.spark.master):
         return where
-    pairs = [word for name, value in executor_conf(spark).items() for word in ("--conf", f"{name}={value}")]
+    pairs = [word for name, value in executor_conf(settings).items() for word in ("--conf", f"{name}={value}")]
     # The cluster's own properties include its secret, which must not be on a command line.
     return [*where, "--load-spark-defaults", *pairs]

@@ -26,7 +26,7 @@ from connectors.programs.local_stack.part_plan import (
     XML_PUMP,
     PartPlan,
     class_path,
-    log_option,
+    jvm_options,
     numbered,
     place_options,
     spark_home,
@@ -139,10 +139,10 @@ def _spark_submit(settings: Settings, scratch: Path, local_dir: Path) -> list[st
     return [
         str(spark_home() / "bin" / "spark-submit"),
         *("--properties-file", str(PROJECT_ROOT / "conf" / "spark-defaults.conf")),
-        *place_options(settings.spark),
+        *place_options(settings),
         *("--driver-memory", settings.spark.driver_memory),
         *("--driver-class-path", class_path()),
-        *("--driver-java-options", log_option()),
+        *("--driver-java-options", jvm_options(settings.kafka)),
         *("--conf", f"spark.local.dir={local_dir}"),
         # Nothing is fetched here, but Spark makes a cache in the home folder, which this user may not have.
         *("--conf", f"spark.jars.ivy={scratch / 'ivy'}"),

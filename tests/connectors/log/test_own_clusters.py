@@ -32,7 +32,7 @@ from connectors.log.publisher import Publisher
 from connectors.log.topic_consumer import GroupTail, LogTail
 from connectors.plumbing.tls_keys.tls_files import TlsFolder, create
 from schemas.keys.sealing import ensure_keyring
-from schemas.log_access.kafka_clients import client_options
+from schemas.log_access.kafka_clients import OAuthTokens, client_options
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from schemas.wire.record import OutgoingRecord
 from tests.broker_processes import (
@@ -45,7 +45,8 @@ from tests.broker_processes import (
     with_kafka,
 )
 from tests.programs import run_program
-from trunkline_agent.errors import TrunklineError
+from tests.token_server import SCOPE, TokenServer, token_server
+from trunkline_agent.errors import BackboneUnreachable, TrunklineError
 
 pytestmark = [pytest.mark.requirement("DP-12"), pytest.mark.kafka]
 
@@ -60,7 +61,10 @@ CONTROLLER://127.0.0.1:{controller}
 advertised.listeners=SASL_PLAINTEXT://127.0.0.1:{port},SASL_SSL://127.0.0.1:{sasl_ssl},SSL://127.0.0.1:{ssl}
 controller.quorum.voters=1@127.0.0.1:{controller}
 listener.security.protocol.map=CONTROLLER:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,SASL_SSL:SASL_SSL,SSL:SSL
-sasl.enabled.mechanisms=SCRAM-SHA-512,SCRAM-SHA-256,PLAIN
+sasl.enabled.mechanisms=SCRAM-SHA-512,SCRAM-SHA-256,PLAIN,OAUTHBEARER
+sasl.oauthbearer.jwks.endpoint.url={tokens}
+sasl.oauthbearer.expected.audience=kafka
+sasl.oauthbearer.expected.issuer=https://tokens.test
 ssl.keystore.type=PEM
 ssl.keystore.location={keys}/kafka.pem
 ssl.truststore.type=PEM
@@ -75,6 +79,10 @@ _PLAIN = (
     "org.apache.kafka.common.security.plain.PlainLoginModule required user_{user}={password};\n"
     "listener.name.{listener}.scram-sha-256.sasl.jaas.config="
     "org.apache.kafka.common.security.scram.ScramLoginModule required;\n"
+    "listener.name.{listener}.oauthbearer.sasl.jaas.config="
+    "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required;\n"
+    "listener.name.{listener}.oauthbearer.sasl.server.callback.handler.class="
+    "org.apache.kafka.common.security.oauthbearer.OAuthBearerValidatorCallbackHandler\n"
 )
 
 
@@ -85,10 +93,18 @@ class Cluster(NamedTuple):
     admin: KafkaAdminClient
     keys: TlsFolder
     ports: dict[str, int]
+    tokens: TokenServer
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def tokens() -> Iterator[TokenServer]:
+    """A token server whose tokens are asked for anew after some seconds."""
+    with token_server(USER, PASSWORD, lasts_s=20) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def cluster(tokens: TokenServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Such a broker. By PLAIN only `paula` is known; by SCRAM the tests make users."""
     folder = tmp_path_factory.mktemp("own")
     keys = create(folder / "keys", mutual=True)
@@ -100,6 +116,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         ssl=ports["SSL"],
         controller=free_port(),
         keys=keys.folder,
+        tokens=tokens.keys_url,
     )
     more += "".join(
         _PLAIN.format(listener=one, user=USER, password=PASSWORD) for one in ("sasl_plaintext", "sasl_ssl")
@@ -108,11 +125,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     more += f"listener.name.sasl_ssl.scram-sha-512.sasl.jaas.config={scram}"
     properties = folder / "server.properties"
     properties.write_text(properties.read_text() + more)
+    broker.command.insert(1, f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={tokens.keys_url}")
     broker.start()
     admin = KafkaAdminClient(**client_options(kafka_at(broker.port)))
     for kind in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512):
         admin.alter_user_scram_credentials([UserScramCredentialUpsertion(USER, kind, PASSWORD)])
-    yield Cluster(broker, admin, keys, ports)
+    yield Cluster(broker, admin, keys, ports, tokens)
     admin.close()
     broker.kill()
 
@@ -121,7 +139,7 @@ LOGINS = [
     *(
         (protocol, mechanism)
         for protocol in ("SASL_PLAINTEXT", "SASL_SSL")
-        for mechanism in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+        for mechanism in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
     ),
     ("SSL", ""),
 ]
@@ -135,6 +153,7 @@ def settings_with(cluster: Cluster, folder: Path, protocol: str, mechanism: str)
         login["ssl_ca_certs"] = cluster.keys.of("ca").certificate
     if mechanism:
         login |= {"sasl_mechanism": mechanism, "sasl_username": USER, "sasl_password": SecretStr(PASSWORD)}
+        login |= {"oauth_token_url": cluster.tokens.token_url, "oauth_scope": SCOPE}
     else:
         login |= {"ssl_certfile": client.certificate, "ssl_keyfile": client.key}
     kafka = kafka_at(cluster.ports[protocol], partitions=2, delivery_timeout_s=5)
@@ -227,6 +246,19 @@ def test_each_documented_right_is_needed_and_its_lack_is_said(
     give(cluster, [one for one in rights if (one.resource_pattern.resource_type, one.operation) != missing])
     with pytest.raises(TrunklineError, match=NEEDED[resource, operation]):
         use(settings)
+
+
+def test_a_token_is_kept_for_most_of_its_time_and_a_refusal_names_the_settings(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    kafka = settings_with(cluster, tmp_path, "SASL_PLAINTEXT", "OAUTHBEARER").kafka
+    given, tokens = cluster.tokens.given, OAuthTokens(kafka, PASSWORD)
+    assert len({tokens.token() for _ in range(5)}) == 1 and cluster.tokens.given == given + 1
+    for changes in ({"secret": "wrong"}, {"url": f"http://127.0.0.1:{free_port()}/token"}):
+        at = kafka.model_copy(update={"oauth_token_url": changes.get("url", kafka.oauth_token_url)})
+        with pytest.raises(BackboneUnreachable, match=r"gives no token .*kafka\.oauth_token_url") as caught:
+            OAuthTokens(at, changes.get("secret", PASSWORD)).token()
+        assert PASSWORD not in str(caught.value)
 
 
 @pytest.mark.slow

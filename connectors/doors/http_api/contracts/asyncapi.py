@@ -156,7 +156,7 @@ def _servers() -> dict[str, Any]:
     kafka = {
         "description": "A broker of the Kafka that stores the log. Only Trunkline's own programs append.",
         **_address("a Kafka broker", kafka_host, kafka_port),
-        "security": _security("kafkaScramSha512", "kafkaScramSha256", "kafkaPlain"),
+        "security": _security("kafkaScramSha512", "kafkaScramSha256", "kafkaPlain", "kafkaOAuth"),
         "bindings": {"kafka": {"bindingVersion": _BINDING_VERSION}},
     }
     with_certificate = {"mqtt": "mqttCertificate", "kafka": "kafkaCertificate"}
@@ -365,5 +365,10 @@ _SECURITY_SCHEMES: Final[dict[str, Any]] = {
     "kafkaScramSha512": {"type": "scramSha512", "description": "The login of the stack's own Kafka."},
     "kafkaScramSha256": {"type": "scramSha256", "description": "`kafka.sasl_mechanism` SCRAM-SHA-256."},
     "kafkaPlain": {"type": "plain", "description": "`kafka.sasl_mechanism` PLAIN."},
+    "kafkaOAuth": {
+        "type": "oauth2",
+        "description": "`kafka.sasl_mechanism` OAUTHBEARER: a token of the server at `kafka.oauth_token_url`.",
+        "flows": {"clientCredentials": {"tokenUrl": "https://tokens.example/token", "availableScopes": {}}},
+    },
     "kafkaCertificate": {"type": "X509", "description": "A client certificate (`kafka.ssl_certfile`)."},
 }
