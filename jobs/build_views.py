@@ -1,7 +1,7 @@
 """The job that builds the view tables from `ledger`: registries, mailbox and `stream_entries`.
 
 Reads: the table `ledger`, commit by commit, by its change data feed.
-Owns: the view tables, under a lock for one writer at a time (`views_lock`).
+Owns: the view tables, one writer at a time (`WriterClaim`).
 Guarantees: each row is the last state of its key. A registry is never behind the offsets that the newest commit
 of `stream_entries` names. Changes that are applied again have no effect.
 On restart: continues from the progress in the newest commit of `stream_entries`. Changes that are read twice
@@ -183,7 +183,7 @@ def catch_up(settings: Settings) -> None:
     """Apply all commits that the views lack, and return. Missing tables are created first.
 
     The call blocks until the views are at the ledger's end. If another process may write the views, the caller
-    must hold `views_lock`.
+    must hold a `WriterClaim`.
 
     Raises:
         Refused: The views are ahead of the ledger, or the ledger's commits can no longer be read.

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import Final
 
 import pyarrow as pa
@@ -86,12 +87,18 @@ class Maintenance(BackgroundThread):
 
     Errors are printed to stderr, and the next round tries again.
 
+    Args:
+        settings: The settings of the tables.
+        builder: The writer of the views.
+        check: Called before a round. It raises if this process may not write the tables any more.
+
     Attributes:
         rounds: How many rounds have succeeded.
     """
 
-    def __init__(self, settings: Settings, builder: ViewBuilder) -> None:
+    def __init__(self, settings: Settings, builder: ViewBuilder, check: Callable[[], None]) -> None:
         super().__init__("maintenance")
+        self._check = check
         self._settings = settings
         self._builder = builder
         self._tidied: int | None = None
@@ -124,6 +131,7 @@ class Maintenance(BackgroundThread):
         path = self._settings.table_path(LEDGER)
         if self._tidied == DeltaTable(path).version():
             return
+        self._check()
         tidy_views(self._builder, keep_old_files_h(self._settings))
         tidy_ledger(self._settings)
         self._tidied = DeltaTable(path).version()

@@ -2,7 +2,7 @@
 
 Reads: the table `ledger`; with `--check` also the view tables and the master keys.
 Owns: no table of its own. It writes `<table>.new` beside each view table and then swaps the two. It refuses to
-run while another process writes the views (`views_lock`). `--check` only reads and may run at any time.
+run while another process writes the views (`WriterClaim`). `--check` only reads and may run at any time.
 Guarantees: after a swap each view table has the rows of the ledger's changes and entries, and build_views
 continues from there.
 On restart: a killed rebuild starts again. If it was killed during the swap, the swapped tables are already the
@@ -26,9 +26,8 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
 
-from jobs.driver.programs import exit_code_of, views_lock
+from jobs.driver.programs import WriterClaim, exit_code_of, open_ledger
 from jobs.refold import check_views
 from jobs.views.view_changes import CHANGE_COLUMNS, Key, RowChange, changes_of, newest
 from jobs.views.view_tables import ViewTable, are_complete, index_path, open_tables
@@ -37,31 +36,17 @@ from schemas.keys.umask import keep_files_private
 from schemas.settings.settings import Settings, load_settings
 from schemas.streams.fold import STREAM_ENTRIES, VIEW_TABLES
 from schemas.tables.delta_files import dataset_of
-from schemas.tables.ledger import LEDGER
 from schemas.tables.view_progress import ViewProgress
-from trunkline_agent.errors import NotFound, Refused
+from trunkline_agent.errors import Refused
 
 # The number of ledger rows that are reduced to changes at once.
 _CHUNK_ROWS = 200_000
 
 
-def open_ledger(settings: Settings) -> DeltaTable:
-    """Open the Delta table `ledger` at its newest version.
-
-    Raises:
-        NotFound: There is no such table below `settings.tables_root`.
-    """
-    path = settings.table_path(LEDGER)
-    try:
-        return DeltaTable(path)
-    except TableNotFoundError:
-        raise NotFound(f"there is no ledger at {path}") from None
-
-
 def rebuild(settings: Settings) -> ViewProgress:
     """Build all view tables anew from the ledger, replace the existing ones, and return the new progress.
 
-    The caller holds `views_lock`. On a local disk, each new table is built beside the old one and then takes
+    The caller holds a `WriterClaim`. On a local disk, each new table is built beside the old one and then takes
     its place. At a URI, directories cannot be renamed, so only missing or incomplete tables are built.
 
     Raises:
@@ -209,7 +194,7 @@ def main(arguments: list[str] | None = None) -> int:
         settings = load_settings()
         if args.check:
             return _print_check(settings, as_json=args.json)
-        with views_lock(settings):
+        with WriterClaim(settings):
             progress = rebuild(settings)
         text = f"the views hold the ledger up to its version {progress.ledger_version}"
         print(msgspec.json.encode(progress).decode() if args.json else text)

@@ -1,7 +1,7 @@
 """The streaming driver: runs settle_events, build_views, maintenance and audit_trail together.
 
 Reads: the inputs of settle_events and build_views.
-Owns: their outputs; it holds the lock of the views (`views_lock`) while it runs.
+Owns: their outputs; it holds the claim of the tables (`WriterClaim`) while it runs.
 Guarantees: either all run or none. If one fails, all stop, with exit code 1 and the reason.
 On restart: each continues as its module says. Missing views are built before settle_events starts, because its
 tasks read stream_entries.
@@ -25,9 +25,9 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from jobs import build_views, settle_events
-from jobs.driver.programs import exit_code_of, views_lock
+from jobs.driver.programs import WriterClaim, exit_code_of
 from jobs.ledger.audit_trail import AuditThread
-from jobs.ledger.ledger_table import LedgerCheckpoints, prepare_ledger
+from jobs.ledger.ledger_table import LedgerCheckpoints, create_ledger, prepare_ledger
 from jobs.maintain_tables import Maintenance
 from schemas.keys.sealing import load_keyring
 from schemas.keys.umask import keep_files_private
@@ -73,18 +73,23 @@ def _name_user() -> None:
 
 
 def run(
-    spark: SparkSession, settings: Settings, stopping: threading.Event, ready_file: Path | None
+    spark: SparkSession,
+    settings: Settings,
+    stopping: threading.Event,
+    ready_file: Path | None,
+    claim: WriterClaim,
 ) -> str | None:
     """Run the settling query, the view builder, maintenance and the audit trail; block until they end.
 
-    All end when `stopping` is set, or when the settling query or the view builder fails. Errors of maintenance
-    and of the audit trail are printed to stderr, and both try again.
+    All end when `stopping` is set, when the settling query or the view builder fails, or when the claim is
+    lost. Errors of maintenance and of the audit trail are printed to stderr, and both try again.
 
     Args:
         spark: The session.
         settings: The settings of all parts.
         stopping: Ends the run when it is set.
         ready_file: Created when the query settles records and the views are up to date. None: no file.
+        claim: The claim of the tables. The run ends when it is lost.
 
     Returns:
         The reason of a failure; None after a stop without one.
@@ -109,10 +114,10 @@ def run(
         views = build_views.ViewThread(settings, builder)
         parts.callback(views.stop)
         views.start()
-        maintenance = Maintenance(settings, builder)
+        maintenance = Maintenance(settings, builder, claim.check)
         parts.callback(maintenance.stop)
         maintenance.start()
-        while query.isActive and views.failure is None and not stopping.wait(_POLL_S):
+        while query.isActive and views.failure is None and claim.lost is None and not stopping.wait(_POLL_S):
             checkpoints.write_if_due()
             if ready_file is not None and views.is_ready and settle_events.is_ready(query):
                 ready_file.touch()
@@ -121,6 +126,8 @@ def run(
         reasons = [] if query.isActive else [f"{query.name}: {query.exception() or 'ended by itself'}"]
         if views.failure is not None:
             reasons.append(f"build_views: {views.failure}")
+        if claim.lost is not None:
+            reasons = [claim.lost]
     if not reasons:
         settle_events.trust_stores(settings)
     return "; ".join(reasons) or None
@@ -142,12 +149,13 @@ def _run_until_signal() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
     named = os.environ.get("TRUNKLINE_READY_FILE")
-    with views_lock(settings):
-        # A switch of the fold takes the same lock, so the version cannot change after this check.
+    create_ledger(settings)
+    with WriterClaim(settings) as claim:
+        # A switch of the fold takes the same claim, so the version cannot change after this check.
         check_fold_version(settings)
         spark = prepare_session(settings)
         try:
-            failure = run(spark, settings, stopping, Path(named) if named else None)
+            failure = run(spark, settings, stopping, Path(named) if named else None, claim)
         finally:
             spark.stop()
     if failure is not None:

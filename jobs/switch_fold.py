@@ -21,8 +21,8 @@ from typing import Any
 from deltalake import DeltaTable
 
 from jobs.build_views import catch_up
-from jobs.driver.programs import exit_code_of, views_lock
-from jobs.rebuild_views import open_ledger, rebuild
+from jobs.driver.programs import WriterClaim, exit_code_of, open_ledger
+from jobs.rebuild_views import rebuild
 from jobs.views.view_changes import ends_of
 from jobs.views.view_tables import WrongViewTable
 from schemas.fold.settled import FOLD_VERSION
@@ -73,7 +73,7 @@ def switch(settings: Settings, ends: dict[str, int]) -> dict[str, Any]:
         Refused: The ledger lacks records or has a newer version, another process writes the views, or the views
             cannot be brought to the ledger's end.
     """
-    with views_lock(settings):
+    with WriterClaim(settings):
         state = state_of(settings)
         before = state["ledger_version"]
         if before is not None and before > FOLD_VERSION:

@@ -1,4 +1,4 @@
-"""Background threads, the lock of the views, and exit codes of the jobs' programs.
+"""Background threads, the claim of the tables, and exit codes of the jobs' programs.
 
 Imports nothing else of the jobs.
 """

@@ -1,16 +1,42 @@
-"""Parts that several programs of the jobs use: background threads, the lock of the views, and exit codes."""
+"""Parts that the programs of the jobs share: background threads, exit codes, and who may write the tables.
+
+One process at a time writes ledger and views, from whatever machine. On one machine a lock shows it at once.
+Across machines, a process claims the ledger by a commit without rows when it starts. Each commit is the version
+after the last one that its writer has read, or it fails (decision 0029). So a process that stood still while
+another one took over fails at its next commit, finds the claim, and ends. View tables get such a commit, too,
+if the process before may still write them.
+
+A sign of life is a number that rises, in a small object beside the tables. A starting process watches it for
+`spark.silent_after_s`. No clocks are compared.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
+import socket
 import sys
 import threading
+import time
+import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
 
+import psutil
+from deltalake import CommitProperties, DeltaTable
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
+
+from schemas.integrity.audit_chain import user_metadata
 from schemas.settings.settings import Settings, SettingsError
-from trunkline_agent.errors import Refused, TrunklineError
+from schemas.streams.fold import STREAM_ENTRIES, VIEW_TABLES
+from schemas.tables.delta_files import table_storage
+from schemas.tables.ledger import LEDGER
+from schemas.tables.view_progress import read_progress
+from trunkline_agent.errors import NotFound, Refused, TrunklineError
 
 
 class BackgroundThread:
@@ -62,13 +88,10 @@ def exit_code_of(program: str, action: Callable[[], int]) -> int:
 
 
 @contextmanager
-def views_lock(settings: Settings) -> Iterator[None]:
-    """Hold the lock of the view tables in a `with` block.
+def _machine_lock(settings: Settings) -> Iterator[None]:
+    """Hold the lock of this machine's writer. The kernel releases it if the process dies.
 
-    The lock is on the file `run/views.lock` of the data directory. The kernel releases it if the process dies.
-
-    Raises:
-        Refused: Another process holds the lock. The message has its pid. The function does not wait.
+    Raises Refused with the pid of the process that holds it. The function does not wait.
     """
     path = settings.data_path / "run" / "views.lock"  # with the pid of its last holder
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -85,3 +108,198 @@ def views_lock(settings: Settings) -> Iterator[None]:
         file.write(str(os.getpid()))
         file.flush()
         yield
+
+
+def open_ledger(settings: Settings) -> DeltaTable:
+    """Open the Delta table `ledger` at its newest version.
+
+    Raises:
+        NotFound: There is no such table below `settings.tables_root`.
+    """
+    path = settings.table_path(LEDGER)
+    try:
+        return DeltaTable(path)
+    except TableNotFoundError:
+        raise NotFound(f"there is no ledger at {path}") from None
+
+
+_CLAIM_KEY: Final = "writer"
+_BEAT: Final = "_writer.json"
+_BEAT_BYTES: Final = 4096
+_BEATS_A_TERM: Final = 6
+_LOOK_S: Final = 0.5
+_TRIES: Final = 20
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+def claimant(metadata: str | None) -> str | None:
+    """Return who claims a table by a commit with this `user_metadata`; None: it is no claim."""
+    try:
+        place = json.loads(metadata or "{}")[_CLAIM_KEY]
+        return f"{place['host']}, process {place['pid']}"
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _own_place() -> dict[str, Any]:
+    """Return where this process runs, so that a later one on the same machine sees whether it has ended."""
+    process = psutil.Process()
+    return {
+        "host": socket.gethostname(),
+        "boot": _BOOT_ID.read_text(encoding="ascii").strip(),
+        # Containers of one machine have ids of their own for their processes.
+        "ids": str(Path("/proc/self/ns/pid").readlink()),
+        "pid": process.pid,
+        "created": process.create_time(),
+    }
+
+
+def _has_ended(place: dict[str, Any], own: dict[str, Any]) -> bool:
+    """Return whether a process is known to have ended. False: it runs, or ran on another machine."""
+    if (place["boot"], place["ids"]) != (own["boot"], own["ids"]):
+        return False
+    with suppress(psutil.NoSuchProcess):
+        return bool(psutil.Process(place["pid"]).create_time() != place["created"])
+    return True
+
+
+class WriterClaim(BackgroundThread):
+    """The claim of a process that writes ledger and views, as a context manager: no other one commits to them.
+
+    Attributes:
+        lost: Why this process may not go on: another one has claimed the ledger. None: it may.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__("writer_claim")
+        self._term_s = settings.spark.silent_after_s
+        self._tables = table_storage(settings.tables_root)
+        self._settings = settings
+        self._id = uuid.uuid4().hex
+        self._place = _own_place()
+        self._number = 0
+        self._checking = threading.Lock()
+        self._opened = ExitStack()
+        self.lost: str | None = None
+
+    def __enter__(self) -> Self:
+        """Take the lock of this machine, claim the ledger, and begin to give signs of life.
+
+        Raises:
+            Refused: Another process writes the tables. The message says where it runs.
+            NotFound: There is no ledger.
+        """
+        with ExitStack() as opened:
+            opened.enter_context(_machine_lock(self._settings))
+            self._ledger = open_ledger(self._settings)
+            before = self._read_beat()
+            if before is not None and not _has_ended(before["place"], self._place):
+                self._watch(before)
+                for name in VIEW_TABLES:
+                    path = self._settings.table_path(name)
+                    if DeltaTable.is_deltatable(path):
+                        self._claim(DeltaTable(path), name)
+            self._ledger.update_incremental()
+            self._claim(self._ledger)
+            self._seen = self._ledger.version()
+            self._beat()
+            opened.callback(self._unclaim)
+            self.start()
+            self._opened = opened.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._opened.close()
+
+    def _unclaim(self) -> None:
+        self.stop()
+        with suppress(OSError):
+            found = self._read_beat()
+            if found is not None and found["claim"] == self._id:
+                self._tables.delete_file(_BEAT)
+
+    def check(self) -> None:
+        """Raise Refused if another process has claimed the ledger since this one did."""
+        with self._checking:
+            self._check()
+
+    def _check(self) -> None:
+        self._ledger.update_incremental()
+        storage = table_storage(self._settings.table_path(LEDGER))
+        for version in range(self._seen + 1, self._ledger.version() + 1):
+            if (other := claimant(user_metadata(storage, version))) is not None:
+                self.lost = f"another process has taken over ({other})"
+                raise Refused(self.lost)
+            self._seen = version
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._term_s / _BEATS_A_TERM):
+            try:
+                self.check()
+                self._beat()
+            except Refused:
+                return
+            except (OSError, TrunklineError) as error:  # the object store is away; others see us silent
+                print(f"writer_claim: {type(error).__name__}: {error}", flush=True)
+
+    def _watch(self, before: dict[str, Any]) -> None:
+        """Wait until the process before has given no sign of life for long enough."""
+        deadline = time.monotonic() + self._term_s
+        while time.monotonic() < deadline:
+            time.sleep(min(_LOOK_S, self._term_s / _BEATS_A_TERM))
+            now = self._read_beat()
+            if now is None:
+                return
+            if (now["claim"], now["number"]) != (before["claim"], before["number"]):
+                place = now["place"]
+                raise Refused(
+                    f"process {place['pid']} on {place['host']} is writing the tables: stop it first, or wait "
+                    f"until it has given no sign of life for {self._term_s:g} s"
+                )
+
+    def _claim(self, table: DeltaTable, view: str | None = None) -> None:
+        """Commit a version without rows to a table, so that who has not read it cannot commit the next one."""
+        named = json.dumps({_CLAIM_KEY: {"claim": self._id, **self._place}}, sort_keys=True)
+        # Each commit of this table has the progress of the views.
+        more = read_progress(table).metadata() if view == STREAM_ENTRIES else {}
+        for attempt in range(1, _TRIES + 1):
+            try:
+                table.create_write_transaction(
+                    [],
+                    mode="append",
+                    schema=table.schema(),
+                    partition_by=table.metadata().partition_columns,
+                    commit_properties=CommitProperties({"userMetadata": named, **more}, max_commit_retries=0),
+                )
+            except CommitFailedError:
+                if attempt == _TRIES:
+                    raise
+                table.update_incremental()
+            else:
+                table.update_incremental()
+                return
+
+    def _beat(self) -> None:
+        self._number += 1
+        text = json.dumps({"claim": self._id, "number": self._number, "place": self._place})
+        # Without a buffer, Arrow hands over a type that deltalake's writer refuses.
+        with self._tables.open_output_stream(_BEAT, buffer_size=_BEAT_BYTES) as stream:
+            stream.write(text.encode())
+
+    def _read_beat(self) -> dict[str, Any] | None:
+        """Return the newest sign of life; None: the last writer has ended in order, or there was none."""
+        for _ in range(_TRIES):
+            try:
+                with self._tables.open_input_stream(_BEAT) as stream:
+                    found = json.loads(stream.read())
+            except FileNotFoundError:
+                return None
+            except ValueError:  # it is being written
+                time.sleep(_LOOK_S / 10)
+            else:
+                return dict(found)
+        raise TrunklineError(
+            f"{_BEAT} beside the tables cannot be read: delete it if nothing writes the tables"
+        )

@@ -18,9 +18,10 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql import DataFrame, Row
 
+from jobs.driver.programs import claimant
 from jobs.ledger.ledger_chain import PLAN_PROPERTY, BatchPlan, LedgerChain, PlanKeeper
 from jobs.settling.log_checks import check_gaps
-from schemas.integrity.audit_chain import ChainEntry, commit_metadata, line_in_commit
+from schemas.integrity.audit_chain import ChainEntry, commit_metadata, line_in_metadata, user_metadata
 from schemas.settings.settings import Settings
 from schemas.tables.delta_files import table_storage
 from schemas.tables.ledger import LEDGER
@@ -153,12 +154,15 @@ class LedgerSink:
         An object store may have written a commit and lost its answer, so that it seems to have failed.
 
         Raises:
-            SecondWriter: Another job has committed a micro-batch.
+            SecondWriter: Another job has committed a micro-batch, or has claimed the ledger.
         """
         self._table.update_incremental()
         is_there = False
         for version in range(self._seen + 1, self._table.version() + 1):
-            line = line_in_commit(self._storage, version)
+            metadata = user_metadata(self._storage, version)
+            if (other := claimant(metadata)) is not None:
+                raise SecondWriter(f"another process has taken over ({other}) by version {version}")
+            line = None if metadata is None else line_in_metadata(metadata, version)
             if line is not None and line.entry == mine:
                 is_there = True
             elif line is not None:

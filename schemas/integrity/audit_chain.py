@@ -235,13 +235,23 @@ def line_in_commit(storage: FileSystem, version: int) -> ChainLine | None:
     Returns None when the commit was deleted or has no readable entry. `storage` is the file system of the
     ledger, by `table_storage`.
     """
+    metadata = user_metadata(storage, version)
+    return None if metadata is None else line_in_metadata(metadata, version)
+
+
+def user_metadata(storage: FileSystem, version: int) -> str | None:
+    """Return the field `userMetadata` of the Delta commit that made a table version; None: it has none.
+
+    None, too, for a commit that was deleted or cannot be read. `storage` is the table's file system, by
+    `table_storage`.
+    """
     try:
         with storage.open_input_stream(_commit_path(version)) as stream:
             texts = stream.read().splitlines()
         for text in texts:
-            metadata = orjson.loads(text).get("commitInfo", {}).get("userMetadata") if text else None
-            if metadata:
-                return line_in_metadata(metadata, version)
+            found = orjson.loads(text).get("commitInfo", {}).get("userMetadata") if text else None
+            if found:
+                return str(found)
     except (FileNotFoundError, ValueError, TypeError, AttributeError):
         return None
     return None

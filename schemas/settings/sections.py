@@ -241,6 +241,8 @@ class SparkSettings(Section):
     """Shortest time between the starts of two micro-batches. 0: the next starts when the last has ended."""
     niceness: int = Field(default=10, ge=0, le=19)
     """Niceness of the local stack's Spark, so that doors, gateway and Kafka come first. 0: none."""
+    silent_after_s: float = Field(default=30.0, ge=1)
+    """How long the writer of the tables must give no sign of life before another machine takes them over."""
 
 
 class FileSettings(Section):

@@ -21,7 +21,7 @@ from deltalake import DeltaTable
 
 from connectors.hub.live.live_view import LiveView
 from connectors.programs.local_stack import LocalStack, free_port
-from jobs.driver.programs import views_lock
+from jobs.driver.programs import WriterClaim
 from jobs.rebuild_views import rebuild
 from jobs.refold import check_views
 from schemas.keys.sealing import Keyring, load_keyring
@@ -230,7 +230,7 @@ def assert_a_rebuild_brings_the_views_back(settings: Settings, refolded: backbon
     assert_the_check_finds_no_difference(settings)
     for table in VIEW_TABLES:
         shutil.rmtree(settings.table_path(table))
-    with views_lock(settings):
+    with WriterClaim(settings):
         rebuild(settings)
     assert backbone_states.differences(backbone_states.state_of_tables(settings), refolded) == []
     assert_the_check_finds_no_difference(settings)

@@ -11,6 +11,8 @@ from pyspark.sql import SparkSession
 
 from connectors.tools.audit.verification import verify
 from jobs import build_views, run_streams, settle_events
+from jobs.driver.programs import WriterClaim
+from jobs.ledger.ledger_table import create_ledger
 from jobs.maintain_tables import tidy_ledger
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings, StorageSettings
@@ -124,13 +126,15 @@ def test_a_start_after_runs_that_were_quiet_and_ended_well_keeps_the_stores(
     assert stores
     for number in range(2):
         stopping, ready = threading.Event(), tmp_path / f"ready {number}"
-        running = threading.Thread(target=run_streams.run, args=(spark, backbone_settings, stopping, ready))
-        running.start()
-        try:
-            wait_until(ready.exists, 60, "the streams are ready")
-        finally:
-            stopping.set()
-            running.join(60)
+        with WriterClaim(backbone_settings) as claim:
+            given = (spark, backbone_settings, stopping, ready, claim)
+            running = threading.Thread(target=run_streams.run, args=given)
+            running.start()
+            try:
+                wait_until(ready.exists, 60, "the streams are ready")
+            finally:
+                stopping.set()
+                running.join(60)
     kept = {one.stat().st_ino for one in (backbone_settings.state_path / "settling").rglob("data.mdb")}
     assert stores <= kept
 
@@ -139,13 +143,15 @@ def test_a_start_after_runs_that_were_quiet_and_ended_well_keeps_the_stores(
 def test_views_are_prepared_before_the_first_task_reads_them(
     spark: SparkSession, backbone_settings: Settings, keyring: Keyring
 ) -> None:
-    append_all(backbone_settings, first_part(keyring))
-    settle_all(spark, backbone_settings)
+    for part in (first_part(keyring), second_part(keyring)):
+        append_all(backbone_settings, part)
+        settle_all(spark, backbone_settings)
     build_views.catch_up(backbone_settings)
     for path in (backbone_settings.state_path, Path(backbone_settings.table_path(LEDGER))):
         shutil.rmtree(path)
-    with pytest.raises(Refused, match="views have seen version"):
-        run_streams.run(spark, backbone_settings, threading.Event(), None)
+    create_ledger(backbone_settings)
+    with WriterClaim(backbone_settings) as claim, pytest.raises(Refused, match="views have seen version"):
+        run_streams.run(spark, backbone_settings, threading.Event(), None, claim)
     assert not (backbone_settings.state_path / "settling").exists()
     assert not (backbone_settings.state_path / "checkpoint").exists()
 

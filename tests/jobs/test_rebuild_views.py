@@ -15,7 +15,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from jobs import rebuild_views, refold
-from jobs.driver.programs import views_lock
+from jobs.driver.programs import WriterClaim
 from jobs.rebuild_views import Removals, rebuild
 from jobs.settling.fold_run import settle_run
 from jobs.views.view_changes import CHANGE_COLUMNS, RowChange, changes_of, key_columns
@@ -376,7 +376,7 @@ def test_the_program_answers_by_exit_code_and_json_and_waits_for_no_writer(
     assert run()[0] == 0
     code, out, _ = run("--check", "--json")
     assert (code, json.loads(out)["different"]) == (0, 0)
-    with views_lock(backbone.settings):
+    with WriterClaim(backbone.settings):
         code, _, err = run()
         assert code == 4
         assert "trunkline down" in err

@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 
 from connectors.programs.local_stack.part_plan import class_path
 from connectors.tools.audit.verification import verify
-from jobs.driver.programs import views_lock
+from jobs.driver.programs import WriterClaim
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings, ViewSettings
 from schemas.streams.job.job_registry import REGISTRY_JOBS
@@ -75,7 +75,7 @@ def test_records_reach_ledger_and_views_across_a_stop_and_a_start_with_maintenan
     append_all(backbone_settings, [registration(JOB, keyring)])
     wait_until(lambda: status_of(backbone_settings) == "pending", DRAIN_LIMIT_S, "a row in the view")
     wait_until(lambda: "maintain_tables: done" in program.log(), DRAIN_LIMIT_S, "maintenance")
-    with pytest.raises(Refused, match=str(program.process.pid)), views_lock(backbone_settings):
+    with pytest.raises(Refused, match=str(program.process.pid)), WriterClaim(backbone_settings):
         pass
     command = [sys.executable, "-m", "jobs.rebuild_views"]
     environment = program_environment(backbone_settings)

@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from connectors.plumbing.gateway_client.gateway_access import ensure_operator_token
 from jobs import run_streams
 from jobs.build_views import catch_up
-from jobs.driver.programs import views_lock
+from jobs.driver.programs import WriterClaim
 from jobs.switch_fold import switch
 from schemas.fold.settled import FOLD_VERSION
 from schemas.keys.sealing import Keyring
@@ -168,10 +168,10 @@ def test_a_switch_between_the_start_of_the_streams_and_their_lock_is_noticed(
     @contextmanager
     def locked_after_a_switch(settings: Settings) -> Iterator[None]:
         settled_by(settings, FOLD_VERSION + 1)
-        with views_lock(settings):
+        with WriterClaim(settings):
             yield
 
-    monkeypatch.setattr(run_streams, "views_lock", locked_after_a_switch)
+    monkeypatch.setattr(run_streams, "WriterClaim", locked_after_a_switch)
     monkeypatch.setattr(run_streams, "prepare_session", lambda settings: pytest.fail("the streams start"))
     assert run_streams.main() == 4
     assert "start the newer program" in capsys.readouterr().err
