@@ -26,8 +26,8 @@ from trunkline_agent.errors import TrunklineError
 LOCK_FILES: Final = ("requirements.lock", "conf/java.lock")
 _PACKAGE: Final = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)(?:\[.*\])?==(?P<version>[^\s;\\]+)")
 _HASH: Final = re.compile(r"--hash=sha256:([0-9a-f]{64})")
-# As Ivy reports each module: organisation#name;revision.
-_MODULE: Final = re.compile(r"^\s*found (?P<organisation>\S+)#(?P<name>[^;\s]+);(?P<version>\S+)", re.MULTILINE)
+# As Ivy reports each module: organisation#name;revision. Two Ivys write one log, so it may be after other text.
+_MODULE: Final = re.compile(r"found (?P<organisation>[^\s#]+)#(?P<name>[^;\s]+);(?P<version>\S+)")
 
 
 def locked_packages(lock: str) -> Iterator[Component]:

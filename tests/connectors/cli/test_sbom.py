@@ -73,10 +73,13 @@ def test_a_package_has_its_version_and_the_hashes_of_its_files() -> None:
     assert (other.name, other.version, len(other.hashes)) == ("other", "2", 1)
 
 
-def test_a_jar_is_named_as_its_repository_names_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("before", ["\t", "......\t", "other#1;2 in public"])
+def test_a_jar_is_named_as_its_repository_names_it_wherever_in_the_log_of_two_ivys(
+    tmp_path: Path, before: str
+) -> None:
     (tmp_path / "spark").mkdir()
     (tmp_path / "spark" / "one-1.0.jar").write_bytes(b"jar")
-    (tmp_path / "fetch.log").write_text(JAR)
+    (tmp_path / "fetch.log").write_text(before + JAR)
     (jar,) = fetched_jars(tmp_path)
     assert str(jar.purl) == "pkg:maven/org.example/one@1.0"
     assert [one.content for one in jar.hashes] == [hashlib.sha256(b"jar").hexdigest()]
