@@ -13,6 +13,7 @@ A sign of life is a number that rises, in a small object beside the tables. A st
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import socket
@@ -27,7 +28,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import psutil
-from deltalake import CommitProperties, DeltaTable
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
 from schemas.integrity.audit_chain import user_metadata
@@ -200,10 +201,11 @@ class WriterClaim(BackgroundThread):
                     if DeltaTable.is_deltatable(path):
                         self._claim(DeltaTable(path), name)
             self._ledger.update_incremental()
-            self._claim(self._ledger)
-            self._seen = self._ledger.version()
+            self._seen = self._claim(self._ledger)
             self._beat()
             opened.callback(self._unclaim)
+            # Of two that start at once, the later claim counts.
+            self.check()
             self.start()
             self._opened = opened.pop_all()
         return self
@@ -215,6 +217,8 @@ class WriterClaim(BackgroundThread):
 
     def _unclaim(self) -> None:
         self.stop()
+        if self.lost is not None or self._thread.is_alive():
+            return
         with suppress(OSError):
             found = self._read_beat()
             if found is not None and found["claim"] == self._id:
@@ -238,10 +242,11 @@ class WriterClaim(BackgroundThread):
         while not self._stopping.wait(self._term_s / _BEATS_A_TERM):
             try:
                 self.check()
-                self._beat()
+                if not self._stopping.is_set():
+                    self._beat()
             except Refused:
                 return
-            except (OSError, TrunklineError) as error:  # the object store is away; others see us silent
+            except Exception as error:  # noqa: BLE001  others see us silent, and the next round tries again
                 print(f"writer_claim: {type(error).__name__}: {error}", flush=True)
 
     def _watch(self, before: dict[str, Any]) -> None:
@@ -259,12 +264,16 @@ class WriterClaim(BackgroundThread):
                     f"until it has given no sign of life for {self._term_s:g} s"
                 )
 
-    def _claim(self, table: DeltaTable, view: str | None = None) -> None:
-        """Commit a version without rows to a table, so that who has not read it cannot commit the next one."""
+    def _claim(self, table: DeltaTable, view: str | None = None) -> int:
+        """Commit a version without rows to a table, so that who has not read it cannot commit the next one.
+
+        Returns the version.
+        """
         named = json.dumps({_CLAIM_KEY: {"claim": self._id, **self._place}}, sort_keys=True)
         # Each commit of this table has the progress of the views.
         more = read_progress(table).metadata() if view == STREAM_ENTRIES else {}
-        for attempt in range(1, _TRIES + 1):
+        for attempt in itertools.count(1):
+            version = table.version() + 1
             try:
                 table.create_write_transaction(
                     [],
@@ -272,34 +281,37 @@ class WriterClaim(BackgroundThread):
                     schema=table.schema(),
                     partition_by=table.metadata().partition_columns,
                     commit_properties=CommitProperties({"userMetadata": named, **more}, max_commit_retries=0),
+                    # Old commits may have entries of the audit chain that are nowhere else yet.
+                    post_commithook_properties=PostCommitHookProperties(
+                        create_checkpoint=False, cleanup_expired_logs=False
+                    ),
                 )
             except CommitFailedError:
                 if attempt == _TRIES:
                     raise
                 table.update_incremental()
             else:
-                table.update_incremental()
-                return
+                break
+        return version
 
     def _beat(self) -> None:
         self._number += 1
         text = json.dumps({"claim": self._id, "number": self._number, "place": self._place})
+        draft = f"{_BEAT}.{self._id}"
         # Without a buffer, Arrow hands over a type that deltalake's writer refuses.
-        with self._tables.open_output_stream(_BEAT, buffer_size=_BEAT_BYTES) as stream:
+        with self._tables.open_output_stream(draft, buffer_size=_BEAT_BYTES) as stream:
             stream.write(text.encode())
+        self._tables.move(draft, _BEAT)
 
     def _read_beat(self) -> dict[str, Any] | None:
-        """Return the newest sign of life; None: the last writer has ended in order, or there was none."""
-        for _ in range(_TRIES):
-            try:
-                with self._tables.open_input_stream(_BEAT) as stream:
-                    found = json.loads(stream.read())
-            except FileNotFoundError:
-                return None
-            except ValueError:  # it is being written
-                time.sleep(_LOOK_S / 10)
-            else:
-                return dict(found)
-        raise TrunklineError(
-            f"{_BEAT} beside the tables cannot be read: delete it if nothing writes the tables"
-        )
+        """Return the newest sign of life; None: the last writer has ended in order, or there was none.
+
+        One that cannot be read is that of an unknown writer.
+        """
+        try:
+            with self._tables.open_input_stream(_BEAT) as stream:
+                return dict(json.loads(stream.read()))
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError):
+            return {"claim": "", "number": 0, "place": {"boot": "", "ids": "", "host": "unknown", "pid": 0}}

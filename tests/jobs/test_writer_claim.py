@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import signal
 import subprocess
@@ -25,6 +26,7 @@ from jobs.settling.ledger_sink import LedgerSink, SecondWriter
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import PROJECT_ROOT, Settings, SparkSettings, ViewSettings
 from schemas.streams.fold import STREAM_ENTRIES
+from tests.audited_ledger import AuditedLedger
 from tests.broker_processes import ProgramProcess, program_environment, stand_still, wait_until
 from tests.jobs.conftest import DRAIN_LIMIT_S, ledger_rows
 from tests.jobs.test_run_streams import JOB, status_of
@@ -123,6 +125,55 @@ def test_of_a_job_elsewhere_nothing_but_its_silence_is_known(one: Settings, othe
     began = time.monotonic()
     with WriterClaim(other):
         assert time.monotonic() - began >= SILENT_S
+
+
+@pytest.mark.requirement("DP-13")
+def test_a_sign_of_life_that_cannot_be_read_delays_the_next_job_and_does_not_prevent_it(
+    one: Settings, other: Settings
+) -> None:
+    beat = Path(one.tables_root) / "_writer.json"
+    for damaged in ("", "[1]", '{"claim"'):
+        beat.write_text(damaged)
+        began = time.monotonic()
+        with WriterClaim(other) as claim:
+            assert time.monotonic() - began >= SILENT_S
+            claim.check()
+            assert json.loads(beat.read_text())["number"] >= 1
+        assert not beat.exists()
+
+
+@pytest.mark.requirement("DP-13")
+def test_of_two_jobs_that_claim_at_once_the_first_sees_that_it_has_lost(one: Settings, other: Settings) -> None:
+    first, second = WriterClaim(one), WriterClaim(other)
+    real = first._beat
+
+    def beat_late() -> None:
+        first._beat = real  # type: ignore[method-assign]
+        second.__enter__()
+        real()
+
+    first._beat = beat_late  # type: ignore[method-assign]
+    try:
+        with pytest.raises(Refused, match="another process has taken over"):
+            first.__enter__()
+        second.check()
+    finally:
+        second.__exit__(None, None, None)
+
+
+@pytest.mark.requirement("DP-13")
+def test_a_claim_removes_no_commit_whose_entry_may_be_nowhere_else(tmp_path: Path) -> None:
+    ledger = AuditedLedger(tmp_path)
+    ledger.commit_offsets({0: (0, 3)})
+    versions = ledger.log_versions()
+    DeltaTable(ledger.path).create_checkpoint()
+    then = time.time() - 3 * 3600
+    for file in Path(ledger.path, "_delta_log").iterdir():
+        os.utime(file, (then, then))
+    for _ in range(2):
+        with WriterClaim(ledger.settings):
+            pass
+    assert set(versions) <= set(ledger.log_versions())
 
 
 @pytest.mark.requirement("DP-14")
