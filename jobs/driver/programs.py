@@ -165,7 +165,10 @@ def _has_ended(place: dict[str, Any], own: dict[str, Any]) -> bool:
 
 
 class WriterClaim(BackgroundThread):
-    """The claim of a process that writes ledger and views, as a context manager: no other one commits to them.
+    """The claim of a process that writes ledger and views, as a context manager.
+
+    Another process cannot commit to a table that it has read before the claim. It can commit to one that it
+    opens later, so long work must call `check` before it writes.
 
     Attributes:
         lost: Why this process may not go on: another one has claimed the ledger. None: it may.

@@ -201,6 +201,7 @@ class OrganismKeeper(ThreadedService):
                 log.warning("organism_waits", why=str(error))
             except Exception:
                 log.exception("organism_not_loaded")
+                self.fault = "the gateway failed; see its log"
                 return
             self._looked.set()
             self._closing.wait(_RETRY_S)
