@@ -44,6 +44,7 @@ from tests.broker_processes import BrokerProcess, ProgramProcess, make_kafka, ma
 from tests.class_archives import QUICK_JVM, use_archives
 from tests.forked_programs import close_server
 from tests.own_settings import own_settings
+from tests.s3_server import ObjectStore, s3_server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -329,6 +330,21 @@ def backbone_settings(kafka_broker: BrokerProcess, mosquitto_broker: BrokerProce
 def keyring(backbone_settings: Settings) -> Keyring:
     """The keyring of `backbone_settings`."""
     return ensure_keyring(backbone_settings)
+
+
+@pytest.fixture(scope="session")
+def object_stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    """A server of object stores."""
+    with s3_server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture
+def s3(object_stores: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+    """An empty object store, which all programs of the test find."""
+    for name, value in object_stores.environment.items():
+        monkeypatch.setenv(name, value)
+    return object_stores.with_bucket()
 
 
 @pytest.fixture
