@@ -16,58 +16,61 @@ complete ones must be deleted first.
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import sqlite3
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 from deltalake import DeltaTable
+from deltalake.transaction import AddAction, RemoveAction
 
 from jobs.driver.programs import WriterClaim, exit_code_of, open_ledger
 from jobs.refold import check_views
+from jobs.views.key_index import SHELF
 from jobs.views.view_changes import CHANGE_COLUMNS, Key, RowChange, changes_of, newest
-from jobs.views.view_tables import ViewTable, are_complete, index_path, open_tables
+from jobs.views.view_tables import ViewTable, create_table, index_path
 from schemas.keys.sealing import load_keyring
 from schemas.keys.umask import keep_files_private
 from schemas.settings.settings import Settings, load_settings
 from schemas.streams.fold import STREAM_ENTRIES, VIEW_TABLES
-from schemas.tables.delta_files import dataset_of
-from schemas.tables.view_progress import ViewProgress
+from schemas.tables.delta_files import dataset_of, table_storage
+from schemas.tables.view_progress import NO_PROGRESS, ViewProgress, read_progress
 from trunkline_agent.errors import Refused
 
 # The number of ledger rows that are reduced to changes at once.
 _CHUNK_ROWS = 200_000
+_NEW: Final = ".new"
 
 
 def rebuild(settings: Settings) -> ViewProgress:
     """Build all view tables anew from the ledger, replace the existing ones, and return the new progress.
 
-    The caller holds a `WriterClaim`. On a local disk, each new table is built beside the old one and then takes
-    its place. At a URI, directories cannot be renamed, so only missing or incomplete tables are built.
+    The caller holds a `WriterClaim`. Each new table is built beside the old one and then takes its place: on a
+    local disk as a folder that is renamed, in an object store by one commit of the old table.
 
     Raises:
         NotFound: There is no ledger.
-        Refused: The tables are at a URI and all of them exist already.
     """
     ledger = open_ledger(settings)
-    root = settings.tables_root
-    if "://" in root:
-        if are_complete(settings):
-            raise Refused(f"the views at {root} cannot be swapped there: delete the view tables and start anew")
-        # Rows of an earlier attempt are of the same ledger. Applying the same changes again has no effect.
-        return fill(open_tables(settings), ledger)
+    keep_h = settings.views.keep_old_files_h
     tables = {}
     for name in VIEW_TABLES:
-        fresh = f"{settings.table_path(name)}.new"
-        shutil.rmtree(fresh, ignore_errors=True)
-        tables[name] = ViewTable(fresh, name, index_path(settings, name), settings.views.keep_old_files_h)
+        _remove(settings.tables_root, f"{name}{_NEW}")
+        fresh = f"{settings.table_path(name)}{_NEW}"
+        tables[name] = ViewTable(fresh, name, index_path(settings, name), keep_h)
     progress = fill(tables, ledger)
     for name in VIEW_TABLES:
-        swap(Path(settings.table_path(name)))
+        if "://" in settings.tables_root:
+            replace(settings, name)
+        else:
+            swap(Path(settings.table_path(name)))
     return progress
 
 
@@ -142,6 +145,50 @@ def chunks(ledger: DeltaTable) -> Iterator[pa.Table]:
             held, count = [], 0
     if held:
         yield pa.Table.from_batches(held)
+
+
+def replace(settings: Settings, name: str) -> None:
+    """Replace the rows of the view table `name` in an object store by those of the new table, in one commit.
+
+    The files of the new table are moved first. Readers of older versions of the table go on.
+    """
+    path = settings.table_path(name)
+    fresh = DeltaTable(f"{path}{_NEW}")
+    is_there = DeltaTable.is_deltatable(path)
+    table = DeltaTable(path) if is_there else create_table(path, name, settings.views.keep_old_files_h)
+    storage = table_storage(settings.tables_root)
+    adds: list[AddAction | RemoveAction] = []
+    for file in pa.table(fresh.get_add_actions()).to_pylist():
+        storage.move(f"{name}{_NEW}/{file['path']}", f"{name}/{file['path']}")
+        shelf = str(file["partition"][SHELF])
+        adds.append(
+            AddAction(file["path"], file["size_bytes"], {SHELF: shelf}, _now_ms(), True, _statistics(file))
+        )
+    progress = read_progress(fresh) if name == STREAM_ENTRIES else NO_PROGRESS
+    commit = progress.commit_properties()
+    commit.max_commit_retries = 0
+    table.create_write_transaction(
+        adds, mode="overwrite", schema=fresh.schema(), partition_by=[SHELF], commit_properties=commit
+    )
+    _remove(settings.tables_root, f"{name}{_NEW}")
+
+
+def _statistics(file: dict[str, Any]) -> str:
+    """Return the statistics of a data file, as Delta's log has them. They are of texts and whole numbers."""
+    named = {"minValues": file["min"], "maxValues": file["max"], "nullCount": file["null_count"]}
+    return json.dumps({"numRecords": file["num_records"], **named})
+
+
+def _now_ms() -> int:
+    return round(time.time() * 1000)
+
+
+def _remove(root: str, folder: str) -> None:
+    """Delete a folder of tables with all that is in it, if it is there."""
+    if "://" in root:
+        table_storage(root).delete_dir_contents(folder, missing_dir_ok=True)
+    else:
+        shutil.rmtree(Path(root, folder), ignore_errors=True)
 
 
 def swap(path: Path) -> None:

@@ -13,7 +13,13 @@ from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from connectors.programs.local_stack.java_programs import java_home
-from connectors.programs.local_stack.part_plan import DELTA_CONF, JARS, JVM_LOCALE, place_options
+from connectors.programs.local_stack.part_plan import (
+    DELTA_CONF,
+    JARS,
+    JVM_LOCALE,
+    object_store_conf,
+    place_options,
+)
 from notebooks.audit_tables import Audit
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from schemas.tables.arrow_tables import LEDGER_ARROW, VIEW_ARROW
@@ -49,7 +55,7 @@ def _started(settings: Settings) -> SparkSession:
         [
             *("--properties-file", str(PROJECT_ROOT / "conf" / "spark-defaults.conf")),
             *("--driver-memory", settings.spark.driver_memory, *place_options(settings)),
-            *("--driver-class-path", f"{jars}/*", "pyspark-shell"),
+            *("--driver-class-path", f"{jars}/*:{JARS / 's3'}/*", "pyspark-shell"),
         ]
     )
     scratch = tempfile.mkdtemp(prefix="trunkline-audit-")
@@ -61,7 +67,7 @@ def _started(settings: Settings) -> SparkSession:
     )
     # By default Ivy's folder is in the home, which a user may not have.
     builder = builder.config("spark.jars.ivy", f"{scratch}/ivy")
-    for name, value in DELTA_CONF.items():
+    for name, value in (DELTA_CONF | object_store_conf(settings.tables_root)).items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 

@@ -126,7 +126,6 @@ def open_ledger(settings: Settings) -> DeltaTable:
 
 _CLAIM_KEY: Final = "writer"
 _BEAT: Final = "_writer.json"
-_BEAT_BYTES: Final = 4096
 _BEATS_A_TERM: Final = 6
 _LOOK_S: Final = 0.5
 _TRIES: Final = 20
@@ -301,8 +300,7 @@ class WriterClaim(BackgroundThread):
         self._number += 1
         text = json.dumps({"claim": self._id, "number": self._number, "place": self._place})
         draft = f"{_BEAT}.{self._id}"
-        # Without a buffer, Arrow hands over a type that deltalake's writer refuses.
-        with self._tables.open_output_stream(draft, buffer_size=_BEAT_BYTES) as stream:
+        with self._tables.open_output_stream(draft) as stream:
             stream.write(text.encode())
         self._tables.move(draft, _BEAT)
 

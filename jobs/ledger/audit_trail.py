@@ -30,6 +30,7 @@ from schemas.integrity.audit_anchors import (
     statement_of,
 )
 from schemas.integrity.audit_chain import ChainLine, has_commit, last_in_file, line_in_commit, lines_in_log
+from schemas.integrity.line_objects import ObjectLines
 from schemas.settings.settings import Settings
 from schemas.tables.delta_files import table_storage
 from schemas.tables.ledger import LEDGER
@@ -37,6 +38,7 @@ from trunkline_agent.mcp.signing import public_key_pem
 from trunkline_agent.private_files import make_first
 
 _POLL_S: Final = 0.5
+_OBJECTS_EVERY_S: Final = 10.0
 _AFTER_A_FAILURE_S: Final = 10.0
 
 
@@ -47,7 +49,7 @@ class AuditTrail:
     same time, because each locks it.
 
     Attributes:
-        path: The chain file.
+        path: The chain file, or its place in an object store.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -56,7 +58,9 @@ class AuditTrail:
         self.path = chain_file(settings, str(DeltaTable(path).metadata().id))
         self._storage = table_storage(path)
         self._last: ChainLine | None = None
-        self._size = -1
+        self._size: int | None = None
+        self._waiting: list[ChainLine] = []
+        self._written_at = -float("inf")
         self._seen: int | None = None
         self._anchored = 0
         self._anchored_at = -float("inf")
@@ -67,28 +71,37 @@ class AuditTrail:
         Delta removes old commits from its log, and the chain file keeps all entries. If some entries are
         already removed, the newer ones are copied all the same.
         """
+        self._waiting.clear()
         self._look()
         found = lines_in_log(self._storage, -1 if self._last is None else self._last.version)
         self._append(found.lines)
         self._seen = found.version
+        if isinstance(self.path, ObjectLines):
+            self.path.merge()
 
     def follow(self) -> None:
         """Copy the audit chain's entries of the ledger's new commits into the chain file.
 
         The chain file keeps all entries. The first call copies all entries that it lacks. Later calls only read
-        the commits since the last one.
+        the commits since the last one. In an object store, each copy is an object, so the entries of ten
+        seconds are copied at once.
         """
         if self._seen is None:
             self.catch_up()
             return
-        found, version = [], self._seen
+        found, version = self._waiting, self._seen
         while has_commit(self._storage, version + 1):
             version += 1
             line = line_in_commit(self._storage, version)
             if line is not None:
                 found.append(line)
-        self._append(found)
         self._seen = version
+        if isinstance(self.path, Path) or time.monotonic() - self._written_at >= _OBJECTS_EVERY_S:
+            self._write()
+
+    def _write(self) -> None:
+        self._append(self._waiting)
+        self._waiting, self._written_at = [], time.monotonic()
 
     def anchor(self, *, at_once: bool = False) -> bool:
         """Sign the audit chain's newest entry and append it to the anchors file, if an anchor is due.
@@ -102,6 +115,8 @@ class AuditTrail:
         Returns:
             True: an anchor was appended. False: none was due, or `catch_up` and `follow` have found no entry.
         """
+        if at_once:
+            self._write()
         due = time.monotonic() - self._anchored_at >= self._settings.audit.anchor_interval_s
         if self._last is None or self._last.entry.number < self._anchored or not (due or at_once):
             return False
@@ -109,17 +124,29 @@ class AuditTrail:
         key = ensure_anchor_key(anchor_key_file(self._settings))
         _add_public_key(anchor_public_key_file(self._settings), public_key_pem(key.public_key()))
         statement = statement_of(entry, round(time.time() * 1_000_000))
-        _append_line(anchors_file(self._settings), sign_statement(statement, key).text())
+        place, line = anchors_file(self._settings), sign_statement(statement, key).text()
+        if isinstance(place, ObjectLines):
+            place.append(statement.time_us, line)
+        else:
+            _append_line(place, line)
         self._anchored, self._anchored_at = entry.number + 1, time.monotonic()
         return True
 
     def _look(self) -> None:
-        """Read the file's end, unless the file is unchanged."""
-        size = self.path.stat().st_size if self.path.exists() else 0
+        """Read the last entry, unless it is known: the file is unchanged, or objects were read before."""
+        size = 0
+        if isinstance(self.path, Path):
+            size = self.path.stat().st_size if self.path.exists() else 0
         if size != self._size:
             self._last, self._size = last_in_file(self.path), size
 
     def _append(self, lines: list[ChainLine]) -> None:
+        if isinstance(self.path, ObjectLines):
+            # Another thread may write the same entries: a reader passes over what comes again.
+            if wanted := self._lacking(lines):
+                self.path.append(wanted[0].version, b"".join(line.text() for line in wanted))
+                self._last = wanted[-1]
+            return
         if not lines:
             return
         is_new = not self.path.exists()
@@ -128,9 +155,7 @@ class AuditTrail:
             # Maintenance also appends, in another thread.
             fcntl.flock(file, fcntl.LOCK_EX)
             self._look()
-            after = -1 if self._last is None else self._last.version
-            wanted = [line for line in lines if line.version > after]
-            if not wanted:
+            if not (wanted := self._lacking(lines)):
                 return
             # Drop a line that a crash has cut; its entry is in the log.
             file.truncate(_whole_bytes(self.path))
@@ -140,6 +165,9 @@ class AuditTrail:
             self._last, self._size = wanted[-1], os.fstat(file.fileno()).st_size
         if is_new:
             _sync_folder(self.path.parent)
+
+    def _lacking(self, lines: list[ChainLine]) -> list[ChainLine]:
+        return [line for line in lines if self._last is None or line.version > self._last.version]
 
 
 def _add_public_key(path: Path, pem: str) -> None:

@@ -17,12 +17,14 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from schemas.integrity.audit_chain import ChainEntry, Number, Partition
+from schemas.integrity.line_objects import LinePlace, ObjectLines, lines_at
 from schemas.settings.settings import Settings
 from trunkline_agent.errors import UsageError
 from trunkline_agent.mcp.signing import private_key_pem
 from trunkline_agent.private_files import PrivateFileError, make_first, read_private
 from trunkline_agent.wire.strict_json import canonical_plain
 
+ANCHORS: Final = "anchors.ndjson"
 _PURPOSE: Final = b"trunkline audit anchor\n"
 _END: Final = b"-----END PUBLIC KEY-----"
 
@@ -96,14 +98,14 @@ def _signed_bytes(statement: Statement) -> bytes:
     return _PURPOSE + canonical_plain(msgspec.to_builtins(statement, str_keys=True))
 
 
-def read_anchors(path: Path) -> list[Anchor | None]:
+def read_anchors(path: LinePlace) -> list[Anchor | None]:
     """Read an anchors file and return one anchor for each line, or None for a line that cannot be parsed.
 
     A crash while a line was written may leave such a line. Signatures are not verified. Raises OSError if the
-    file does not exist or cannot be read.
+    file does not exist or cannot be read, and TrunklineError for an object store that does not answer.
     """
     found: list[Anchor | None] = []
-    for text in path.read_bytes().splitlines():
+    for text in path.lines() if isinstance(path, ObjectLines) else path.read_bytes().splitlines():
         try:
             found.append(_parse(text))
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -172,25 +174,27 @@ def public_keys_in(path: Path) -> dict[str, Ed25519PublicKey]:
     return found
 
 
-def chain_file(settings: Settings, table: str) -> Path:
-    """Return the path of the audit chain's file for the ledger with the Delta table id `table`.
+def chain_file(settings: Settings, table: str) -> LinePlace:
+    """Return the place of the audit chain's file for the ledger with the Delta table id `table`.
 
     The file may not exist yet. A ledger that is created anew has another id, and so a chain file of its own.
     """
-    return (settings.audit.chain_dir or settings.data_path / "audit") / f"chain-{table}.ndjson"
+    return lines_at(settings.audit.chain_dir or settings.data_path / "audit", f"chain-{table}.ndjson")
 
 
-def anchors_file(settings: Settings) -> Path:
-    """Return the path of the file with the signed anchors of the audit chain. The file may not exist yet."""
-    return (settings.audit.anchors_dir or settings.data_path / "anchors") / "anchors.ndjson"
+def anchors_file(settings: Settings) -> LinePlace:
+    """Return the place of the file with the signed anchors of the audit chain. The file may not exist yet."""
+    return lines_at(settings.audit.anchors_dir or settings.data_path / "anchors", ANCHORS)
 
 
-def is_beside_the_ledger(settings: Settings, anchors: Path) -> bool:
+def is_beside_the_ledger(settings: Settings, anchors: LinePlace) -> bool:
     """Return whether the anchors are stored inside `data_dir` or the folder of the tables.
 
-    `anchors` is the anchors file or its folder. Callers warn about such a place: a person who can truncate the
-    ledger there can truncate the anchors as well. Tables in an object store are not compared.
+    `anchors` is their file or place. Callers warn about such a place: a person who can truncate the ledger
+    there can truncate the anchors as well.
     """
+    if isinstance(anchors, ObjectLines):
+        return f"{anchors}/".startswith(f"{settings.tables_root.rstrip('/')}/")
     folders = [settings.data_path]
     if "://" not in settings.tables_root:
         folders.append(Path(settings.tables_root))

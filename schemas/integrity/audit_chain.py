@@ -20,6 +20,7 @@ import orjson
 from pyarrow.fs import FileSelector, FileSystem, FileType
 
 from schemas.integrity.ledger_leaves import NEWEST_ENCODING, leaf_hash, merkle_root, root_and_level
+from schemas.integrity.line_objects import LinePlace, ObjectLines
 from trunkline_agent.wire.strict_json import canonical_plain
 
 BEFORE_THE_FIRST: Final = "0" * 64
@@ -301,21 +302,22 @@ def _commit_path(version: int) -> str:
     return f"_delta_log/{version:020d}.json"
 
 
-def lines_in_file(path: Path) -> Iterator[ChainLine | None]:
+def lines_in_file(path: LinePlace) -> Iterator[ChainLine | None]:
     """Yield the entries of a chain file in order, with None for a line that cannot be parsed.
 
     A last line without a line end is left out, because it was not written completely. A missing file has no
     entries.
     """
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        for text in file:
-            if text.endswith(b"\n"):
-                yield _read_line(text)
+    if isinstance(path, ObjectLines):
+        yield from map(_read_line, path.lines())
+    elif path.exists():
+        with path.open("rb") as file:
+            for text in file:
+                if text.endswith(b"\n"):
+                    yield _read_line(text)
 
 
-def last_in_file(path: Path) -> ChainLine | None:
+def last_in_file(path: LinePlace) -> ChainLine | None:
     """Return the last complete entry of a chain file that can be parsed, or None if there is no such entry.
 
     Reads the file from its end. A missing file has no entries.
@@ -323,11 +325,16 @@ def last_in_file(path: Path) -> ChainLine | None:
     return next(lines_from_end(path), None)
 
 
-def lines_from_end(path: Path) -> Iterator[ChainLine]:
+def lines_from_end(path: LinePlace) -> Iterator[ChainLine]:
     """Yield the complete entries of a chain file that can be parsed, the last one first.
 
     Reads the file from its end, a part at a time. A missing file has no entries.
     """
+    texts = path.from_end() if isinstance(path, ObjectLines) else _texts_from_end(path)
+    yield from (line for text in texts if (line := _read_line(text)) is not None)
+
+
+def _texts_from_end(path: Path) -> Iterator[bytes]:
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -340,10 +347,7 @@ def lines_from_end(path: Path) -> Iterator[ChainLine]:
             # The first text may be only the end of a line, and is read with the part before.
             texts = part.splitlines(keepends=True)
             rest = texts.pop(0) if start > 0 else b""
-            for text in reversed(texts):
-                found = _read_line(text) if text.endswith(b"\n") else None
-                if found is not None:
-                    yield found
+            yield from (text for text in reversed(texts) if text.endswith(b"\n"))
 
 
 def _read_line(text: bytes) -> ChainLine | None:

@@ -10,7 +10,15 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
-from schemas.settings.setting_types import Heap, Host, HostNameList, HttpAddress, Networks, SparkMaster
+from schemas.settings.setting_types import (
+    Heap,
+    Host,
+    HostNameList,
+    HttpAddress,
+    Networks,
+    Place,
+    SparkMaster,
+)
 
 _PORT_MOST = 65535
 _TOPIC_PREFIX = r"^[^+#\x00]*[^+#/\x00]$"
@@ -209,8 +217,8 @@ class AgentMcpSettings(Section):
     """Image that `spawn_agent` starts. `gateway.launchers_file` names its command."""
     export_interval_ms: int = Field(default=3_600_000, ge=0)
     """How often messages are exported. 0: never."""
-    export_file: Path | None = None
-    """File of the message export. Unset: `<data_dir>/export/messages.parquet`."""
+    export_file: Place | None = None
+    """File or URI of the message export. Unset: `<data_dir>/export/messages.parquet`."""
 
 
 class ViewSettings(Section):
@@ -322,10 +330,10 @@ class StorageSettings(Section):
 class AuditSettings(Section):
     """The audit chain (Merkle roots over the rows of the ledger) and its signed anchors."""
 
-    chain_dir: Path | None = None
-    """Folder of the chain. Unset: `<data_dir>/audit`."""
-    anchors_dir: Path | None = None
-    """Folder of the anchors, best on append-only storage. Unset: `<data_dir>/anchors`."""
+    chain_dir: Place | None = None
+    """Folder or URI of the chain. Unset: `<data_dir>/audit`."""
+    anchors_dir: Place | None = None
+    """Folder or URI of the anchors, best on append-only storage. Unset: `<data_dir>/anchors`."""
     key_file: Path | None = None
     """File with the key that signs anchors, mode 0600. Unset: `<data_dir>/keys/audit.pem`."""
     anchor_interval_s: float = Field(default=60.0, gt=0)

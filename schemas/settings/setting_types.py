@@ -115,6 +115,8 @@ def _host_names(value: str) -> str:
     return value
 
 
+Place = Annotated[str, BeforeValidator(str)]
+"""A path or a URI."""
 DataDirectory = Annotated[Path, BeforeValidator(_data_directory)]
 Heap = Annotated[str, AfterValidator(_heap)]
 """A JVM's heap size for Spark."""

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
-from pyarrow.fs import FileSystem, LocalFileSystem, PyFileSystem, SubTreeFileSystem
+from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem, PyFileSystem, SubTreeFileSystem
 
 from trunkline_agent.errors import TrunklineError
 
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
 _BYTES_READ: Final = 1024 * 1024
-# Footers that are read at once. On an object store, each costs a round trip.
-_FOOTERS_AT_ONCE: Final = 8
+# Each costs a round trip in an object store.
+_REASON_CHARACTERS: Final = 300
+_REQUESTS_AT_ONCE: Final = 8
 # The column of a scan that says whether a row matches the filter.
 _MATCHES: Final = "row matches the filter"
 
@@ -104,7 +105,7 @@ class TableRows:
         """Return the files that may have rows for the expression: those Arrow can filter, and the others."""
         # By the statistics in Delta's log, which have the table's types.
         files = list(self._dataset.get_fragments(filter=expression))
-        with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as threads:
+        with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as threads:
             is_view = list(threads.map(_has_views, files))
         found: dict[bool, list[ds.ParquetFileFragment]] = {False: [], True: []}
         for file, views in zip(files, is_view, strict=True):
@@ -120,15 +121,49 @@ def _has_views(file: ds.ParquetFileFragment) -> bool:
     return any(pa.types.is_string_view(field.type) for field in file.physical_schema)
 
 
+class _ObjectStorage(DeltaStorageHandler):
+    """The handler of an object store, made to fit Arrow where deltalake 1.6 does not."""
+
+    def delete_dir_contents(self, path: str, missing_dir_ok: bool = False) -> None:  # type: ignore[override]
+        found = self.get_file_info_selector(FileSelector(path, allow_not_found=True, recursive=True))
+        with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as threads:
+            list(threads.map(self.delete_file, [file.path for file in found if file.type == FileType.File]))
+
+    def open_output_stream(self, path: str, metadata: dict[str, str] | None = None) -> pa.PythonFile:
+        return pa.PythonFile(_BytesStream(self._handler.open_output_stream(path, metadata)))
+
+
+class _BytesStream:
+    """A stream of deltalake, which takes bytes alone. Arrow hands large parts over as buffers."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, data: Any) -> Any:
+        return self._stream.write(bytes(data))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 def table_storage(path: str) -> FileSystem:
     """Return an Arrow file system whose root is the folder of a Delta table. Nothing is read or created.
 
     `path` is a local path or a URI of an object store.
     """
     if "://" in path:
-        return PyFileSystem(DeltaStorageHandler(path))
+        return PyFileSystem(_ObjectStorage(path))
     # No Python file system: Arrow's threads would need the interpreter lock while the program exits, and abort.
     return SubTreeFileSystem(path, LocalFileSystem())
+
+
+def reason_of(error: Exception) -> str:
+    """Return the reason of a failure of disk or object store as one short line, for an error message."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    # An error of obstore shows the whole exchange after an empty line.
+    lines = str(error).partition("\n\n")[0].split()
+    return " ".join(lines)[:_REASON_CHARACTERS] or type(error).__name__
 
 
 def dataset_of(table: DeltaTable) -> TableRows:
@@ -180,6 +215,11 @@ def small_batches(table: DeltaTable, columns: Sequence[str], rows: int) -> Itera
             file = pq.ParquetFile(source, pre_buffer=False, buffer_size=_BYTES_READ)
             for batch in file.iter_batches(batch_size=rows, columns=list(columns), use_threads=False):
                 yield batch.select(schema.names).cast(schema)
+
+
+def is_table(path: str) -> bool:
+    """Return whether there is a Delta table at the path or URI `path`."""
+    return DeltaTable.is_deltatable(path)
 
 
 def has_rows(path: str) -> bool:

@@ -17,8 +17,7 @@ import pytest
 from connectors.cli.doctor.brokers import check_kafka, check_replicas
 from connectors.doors.file_bridge.queue_folder import queue_root
 from connectors.log.kafka_topic import controllers, replication
-from connectors.plumbing.gateway_client.gateway_client import GatewayClient
-from connectors.plumbing.xml_wire.posting import post_xml
+from connectors.plumbing.gateway_client.gateway_client import GatewayClient, post_xml
 from connectors.programs.local_stack import LocalStack, child_process, free_port
 from schemas.settings.settings import GatewaySettings, KafkaSettings, MqttSettings, Settings
 from tests.broker_processes import LOOPBACK, wait_until

@@ -13,13 +13,22 @@ from deltalake import DeltaTable
 from connectors.tools.audit.verification import verify
 from jobs.ledger.audit_trail import AuditThread, AuditTrail
 from jobs.ledger.ledger_table import FileRoots
-from schemas.integrity.audit_anchors import anchor_key_file, anchors_file, read_anchors
+from schemas.integrity.audit_anchors import (
+    ANCHORS,
+    anchor_key_file,
+    anchor_public_key_file,
+    anchors_file,
+    is_beside_the_ledger,
+    read_anchors,
+)
 from schemas.integrity.audit_chain import last_in_file, lines_in_file
-from schemas.settings.settings import Settings
+from schemas.integrity.line_objects import ObjectLines
+from schemas.settings.settings import Settings, StorageSettings
 from schemas.tables.arrow_tables import ledger_batch
 from tests.audited_ledger import AuditedLedger, ledger_row_at
 from tests.broker_processes import wait_until
-from trunkline_agent.errors import UsageError
+from tests.s3_server import ObjectStore
+from trunkline_agent.errors import TrunklineError, UsageError
 
 Rows = list[dict[str, Any]]
 
@@ -179,3 +188,51 @@ def test_rows_out_of_order_have_no_root(ledger: AuditedLedger) -> None:
         roots.add(batch(4))
     with pytest.raises(ValueError, match="order"):
         FileRoots().add(batch(2, 1))
+
+
+def in_objects(folder: Path, s3: ObjectStore) -> AuditedLedger:
+    """A ledger with all that belongs to it in an object store."""
+    there = f"s3://{s3.bucket}"
+    settings = Settings(data_dir=folder, storage=StorageSettings(tables=f"{there}/tables"))
+    return AuditedLedger(settings, chain_dir=f"{there}/chain", anchors_dir=f"{there}/anchors")
+
+
+@pytest.mark.requirement("DP-18")
+def test_chain_and_anchors_in_an_object_store_are_kept_by_any_machine_and_verified(
+    tmp_path: Path, s3: ObjectStore
+) -> None:
+    ledger = in_objects(tmp_path / "one", s3)
+    for first in range(3):
+        ledger.commit_offsets({0: (first, first + 1)})
+        ledger.keep()
+    # The next job runs on another machine.
+    other = in_objects(tmp_path / "other", s3)
+    other.commit_offsets({0: (3, 5)})
+    other.keep()
+    key = anchor_public_key_file(ledger.settings)
+    keys = [key, anchor_public_key_file(other.settings)]
+    assert entries_of(ledger) == [0, 1, 2, 3]
+    assert is_true(other.settings, public_keys=keys)
+    assert verify(other.settings, f"s3://{s3.bucket}/anchors/{ANCHORS}", keys).anchors == 4
+    assert not is_beside_the_ledger(other.settings, anchors_file(other.settings))
+    inside = in_objects(tmp_path / "inside", s3).settings
+    assert is_beside_the_ledger(inside, ObjectLines(f"{inside.tables_root}/anchors"))
+
+
+@pytest.mark.requirement("DP-18")
+def test_lines_in_objects_stay_whole_when_they_are_written_twice_and_merged(s3: ObjectStore) -> None:
+    lines = ObjectLines(f"s3://{s3.bucket}/lines")
+    assert not lines.exists() and not list(lines.lines())
+    written = [f"line {number}\n".encode() for number in range(120)]
+    for number, line in enumerate(written):
+        lines.append(number, line)
+    lines.append(50, b"".join(written[50:60]))
+    lines.merge()
+    assert list(lines.lines()) == written
+    lines.append(120, b"one more\n")
+    lines.merge()
+    assert list(lines.lines()) == [*written, b"one more\n"]
+    assert next(lines.from_end()) == b"one more\n"
+    s3.fail(refused=1)
+    with pytest.raises(TrunklineError, match=f"s3://{s3.bucket}/lines"):
+        lines.append(121, b"lost\n")

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
 
-from connectors.programs.local_stack.part_plan import class_path
 from connectors.tools.audit.verification import verify
 from jobs.driver.programs import WriterClaim
 from schemas.keys.sealing import Keyring
-from schemas.settings.settings import Settings, ViewSettings
+from schemas.settings.settings import Settings
 from schemas.streams.job.job_registry import REGISTRY_JOBS
 from schemas.tables.ledger import LEDGER
 from tests.broker_processes import PROJECT_ROOT, ProgramProcess, program_environment, wait_until
@@ -29,31 +27,16 @@ JOB = "0badcafe"
 
 @pytest.fixture
 def streams(
-    backbone_settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., ProgramProcess]]:
+    backbone_settings: Settings, start_streams: Callable[..., ProgramProcess]
+) -> Callable[..., ProgramProcess]:
     """Starts the program and waits until it is ready; it ends with the test."""
-    arguments = [
-        "--properties-file",
-        str(PROJECT_ROOT / "conf" / "spark-defaults.conf"),
-        "--master",
-        "local[2]",
-    ]
-    scratch = ["--conf", f"spark.local.dir={tmp_path / 'scratch'}", "--driver-class-path", class_path()]
-    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", shlex.join([*arguments, *scratch, "pyspark-shell"]))
-    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
-    started: list[ProgramProcess] = []
 
     def start(maintenance_interval_s: float = 0) -> ProgramProcess:
-        views = ViewSettings(interval_ms=200, maintenance_interval_s=maintenance_interval_s)
-        settings = backbone_settings.model_copy(update={"views": views})
-        program = ProgramProcess("jobs.run_streams", settings, tmp_path, "streams")
-        started.append(program)
+        program = start_streams(backbone_settings, maintenance_interval_s)
         program.wait_ready(DRAIN_LIMIT_S)
         return program
 
-    yield start
-    for program in started:
-        program.kill()
+    return start
 
 
 def status_of(settings: Settings) -> str | None:

@@ -6,10 +6,15 @@ Each returns a Finding: ok, or a fault and its repair. Anchors are signatures of
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Mapping
+from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Final
+
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import ObjectStore, from_url
+from pyarrow.fs import FileSelector
 
 from connectors.cli.doctor.findings import START, Checks, Finding, check_part, fail, is_started, ok, warn
 from connectors.hub.live.table_progress_reader import LedgerProgressReader, ViewProgressReader
@@ -20,26 +25,24 @@ from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import KafkaSettings, Settings
 from schemas.streams.blob.blobs import BLOBS, STORED
 from schemas.streams.fold import VIEW_TABLES
-from schemas.tables.delta_files import rows_at
+from schemas.tables.delta_files import is_table, reason_of, rows_at, table_storage
 from trunkline_agent.errors import TrunklineError
+from trunkline_agent.terminal_text import escaped
 
 # A record that waits longer than this does not only wait for a slow micro-batch.
 BEHIND_S: Final = 60
 # An anchor is due after one interval; on a busy machine it may come late.
 _INTERVALS: Final = 3
+_CLOCK_S: Final = 60
+_ANSWER_S: Final = 10
 CHECKS: Final = Checks()
 CHECKS.add(STREAMS)(partial(check_part, part=STREAMS))
 
 
 @CHECKS.add("views")
 def check_views(settings: Settings) -> Finding:
-    """Check that the Delta tables of all views exist; a missing one is a warning.
-
-    Tables in object storage are not checked: they count as ok.
-    """
-    if "://" in settings.tables_root:
-        return ok(f"below {settings.tables_root}, not looked into")
-    missing = [name for name in VIEW_TABLES if not Path(settings.table_path(name), "_delta_log").is_dir()]
+    """Check that the Delta tables of all views exist; a missing one is a warning."""
+    missing = [name for name in VIEW_TABLES if not is_table(settings.table_path(name))]
     if missing:
         found = f"not there yet: {', '.join(missing)}"
         started = is_started(settings, STREAMS)
@@ -102,19 +105,63 @@ def _mend(settings: Settings) -> str:
     return f"look at {STREAMS}: trunkline logs {STREAMS}, and whether other programs take its processor time"
 
 
+@CHECKS.add("object store")
+def check_object_store(settings: Settings) -> Finding:
+    """Check an object store of the tables: it writes, lists, refuses to write over an object, and has the time.
+
+    An object below a folder `_doctor` is written twice with the condition that it is not there, and deleted. If
+    both succeed, the store knows no conditional put, and two writers could lose each other's commits. A clock
+    that differs by more than a minute is a warning. Tables on a local disk are ok.
+    """
+    root = settings.tables_root
+    if "://" not in root:
+        return ok("the tables are on a local disk")
+    name = f"_doctor/{uuid.uuid4().hex}"
+    try:
+        # Not for long: the doctor waits.
+        store = from_url(root, retry_config={"max_retries": 2, "retry_timeout": timedelta(seconds=_ANSWER_S)})
+        store.put(name, b"", mode="create")
+        try:
+            is_careful = _refuses(store, name)
+            written = [file for page in store.list("_doctor") for file in page if file["path"] == name]
+        finally:
+            store.delete(name)
+    except (BaseError, OSError) as error:
+        return fail(
+            f"{root}: {escaped(reason_of(error))}",
+            "look at its address and at the credentials in the environment",
+        )
+    if not is_careful:
+        return fail(f"{root} writes over what is there", "take a store with conditional put (If-None-Match)")
+    if not written:
+        return fail(f"{root} does not list what it has written", "take a store that lists each object at once")
+    ahead_s = written[0]["last_modified"].timestamp() - time.time()
+    if abs(ahead_s) > _CLOCK_S:
+        return warn(f"the clock of {root} differs from this machine's by {ahead_s:.0f} s", "set clocks by NTP")
+    return ok(f"{root} writes, lists, and refuses to write over an object")
+
+
+def _refuses(store: ObjectStore, name: str) -> bool:
+    try:
+        store.put(name, b"", mode="create")
+    except AlreadyExistsError:
+        return True
+    return False
+
+
 @CHECKS.add("blobs")
 def check_blobs(settings: Settings) -> Finding:
     """Check that each stored blob of the view `blobs` has its object, of the right length.
 
-    A missing object is a warning. Objects in object storage are not checked: they count as ok.
+    A missing object is a warning.
     """
     root = settings.blobs_root
-    if "://" in root:
-        return ok(f"below {root}, not looked into")
     stored = stored_objects(settings)
     if stored is None:
-        return ok(f"below {root}; the view that names them is not looked into")
-    lost = [name for name, size in stored.items() if _size(Path(root, name)) != size]
+        return ok(f"below {root}; the view that names them is not there yet")
+    there = table_storage(root).get_file_info(FileSelector("", allow_not_found=True))
+    sizes = {file.base_name: file.size for file in there}
+    lost = [name for name, size in stored.items() if sizes.get(name) != size]
     if lost:
         found = f"{len(lost)} of {len(stored)} blobs have no whole object below {root}, such as {lost[0]}"
         return warn(
@@ -126,21 +173,12 @@ def check_blobs(settings: Settings) -> Finding:
 def stored_objects(settings: Settings) -> dict[str, int] | None:
     """Return the objects of all stored blobs with their lengths in bytes, by the view `blobs`.
 
-    The result is None if the view is in an object store, or does not exist yet. Raises TrunklineError if it is
-    unreadable.
+    The result is None if the view does not exist yet. Raises TrunklineError if it is unreadable.
     """
-    path = settings.table_path(BLOBS)
-    found = None if "://" in path else rows_at(path, ["status", "object", "bytes"])
+    found = rows_at(settings.table_path(BLOBS), ["status", "object", "bytes"])
     if found is None:
         return None
     return {row["object"]: row["bytes"] for row in found.to_pylist() if row["status"] == STORED}
-
-
-def _size(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return None
 
 
 @CHECKS.add("anchors")
@@ -176,7 +214,7 @@ def check_anchors(settings: Settings) -> Finding:
 @CHECKS.add("anchors place")
 def check_anchors_place(settings: Settings) -> Finding:
     """Check that the anchors are stored apart from the ledger that they protect; otherwise it is a warning."""
-    place = anchors_file(settings).parent
+    place = anchors_file(settings)
     if is_beside_the_ledger(settings, place):
         found = f"{place} is beside the ledger: its end could be cut off with its anchors, unseen"
         return warn(found, "set audit.anchors_dir (docs/how-to/verify_the_ledger.md)")

@@ -132,7 +132,7 @@ def _xml(call: Call) -> int:
 
     A `<huh>` in answer is printed, and the command ends as refused.
     """
-    from connectors.plumbing.xml_wire.posting import post_xml
+    from connectors.plumbing.gateway_client.gateway_client import post_xml
 
     document = read_given(call.file, "FILE", call.settings.limits.payload_bytes)
     with call.gateway() as gateway, call.named_request("the message was delivered") as request_id:
@@ -194,18 +194,18 @@ def _clear(call: Call) -> int:
 @ACTIONS.add(
     argument(
         "file",
-        "where to (default: agent_mcp.export_file, <data_dir>/export/messages.parquet)",
+        "a path or a URI (default: agent_mcp.export_file, <data_dir>/export/messages.parquet)",
         nargs="?",
-        type=Path,
     ),
     example="trunkline messages export && duckdb -c \"select * from 'var/export/messages.parquet'\"",
 )
 def _export(call: Call) -> int:
     """Write all messages into one Parquet file; replaces an older one."""
     # Imported here, because Arrow and deltalake are slow to import, and the other actions do not need them.
-    from connectors.log.ledger_files.message_export_reader import export_file, export_messages
+    from connectors.log.ledger_files.message_export_reader import export_file, export_messages, place_of
 
-    made = export_messages(call.settings, call.file or export_file(call.settings))
+    place = place_of(call.file, Path()) if call.file else export_file(call.settings)
+    made = export_messages(call.settings, place)
     answer = {"file": str(made.file), "messages": made.messages, "bytes": made.size_bytes}
     text = f"{made.messages} messages are in {escaped(str(made.file))} ({made.size_bytes} bytes)"
     return call.print_answer(answer, text)

@@ -21,10 +21,9 @@ from typing import Any, Final
 
 from connectors.cli.organism.console_lines import Known, document_of, shown_xml
 from connectors.cli.shared.text_output import aligned, print_json
-from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of, reachable
+from connectors.plumbing.gateway_client.gateway_client import GatewayClient, path_of, post_xml, reachable
 from connectors.plumbing.xml_payloads.huh import HUH_TAG, huh
 from connectors.plumbing.xml_wire.envelope import TEXT_NAMESPACE
-from connectors.plumbing.xml_wire.posting import post_xml
 from schemas.settings.settings import Settings
 from trunkline_agent.errors import BackboneUnreachable, NotFound, Refused, TrunklineError, UsageError
 from trunkline_agent.terminal_text import escaped, is_coloured

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from connectors.cli.shared.actions import Actions, argument, flag
-from connectors.cli.shared.arguments import path
 from connectors.cli.shared.call import Call
 from trunkline_agent.errors import NotFound
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 20
 _EVERY_S = 2.0
-_ANCHORS: Final = path("--anchors", "the folder of the anchors, or a file", "DIR")
+_ANCHORS: Final = argument("--anchors", "the folder of the anchors, a file or a URI", metavar="PLACE")
 ACTIONS: Final = Actions()
 
 

@@ -45,10 +45,8 @@ def fetched_jars(jars: Path) -> Iterator[Component]:
         TrunklineError: A jar is not in Ivy's log, or there is none.
     """
     log = jars / "fetch.log"
-    modules = {
-        f"{one['name']}-{one['version']}.jar": one
-        for one in _MODULE.finditer(log.read_text(encoding="utf-8") if log.exists() else "")
-    }
+    said = "".join(path.read_text(encoding="utf-8") for path in sorted(jars.glob("fetch*.log")))
+    modules = {f"{one['name']}-{one['version']}.jar": one for one in _MODULE.finditer(said)}
     found = {path.name: path for path in sorted(jars.glob("*/*.jar"))}
     if unknown := sorted(found.keys() - modules.keys()) or ([] if found else ["(no jars)"]):
         raise TrunklineError(

@@ -102,8 +102,7 @@ class BlobStore:
             for folder in (self._folder, self._folder.parent):
                 _sync_folder(folder)
             return name
-        # Arrow hands over parts that its buffer does not take as a type that deltalake's writer refuses.
-        with self._remote().open_output_stream(name, buffer_size=2 * _CHUNK_BYTES) as stream:
+        with self._remote().open_output_stream(name) as stream:
             for part in draft.parts():
                 stream.write(part)
         if self.size(name) != draft.size:

@@ -1,9 +1,9 @@
 """Exports all messages into one Parquet file (AM-07), by command and every hour, for DuckDB and the like.
 
 **Reads** the Delta tables `mailbox` and `message_bodies`. **Owns** `agent_mcp.export_file`.
-**Guarantees** that the file is whole: it is written under another name and then renamed. Each gateway writes
-the file when it is older than `agent_mcp.export_interval_ms`. If two gateways write at once, the later file
-stays.
+**Guarantees** that the file is whole: it is written under another name and then renamed, or uploaded. Each
+gateway writes the file when it is older than `agent_mcp.export_interval_ms`. If two gateways write at once, the
+later file stays.
 **On restart** the age of the file decides as before.
 
 Each table is read at one version, `mailbox` first. A body is written before its row in `mailbox`, so every
@@ -29,12 +29,14 @@ import pyarrow.parquet as pq
 import structlog
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
+from obstore.exceptions import BaseError
+from obstore.store import ObjectStore, from_url
 
 from connectors.plumbing.machine.background_service import ThreadedService
 from connectors.plumbing.network.rates import retry
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from schemas.streams.mailboxes.message import CLAIMED, MAILBOX_VIEW, MESSAGE_BODIES, READ
-from schemas.tables.delta_files import small_batches
+from schemas.tables.delta_files import reason_of, small_batches
 from trunkline_agent.errors import NotFound, TrunklineError, UsageError
 from trunkline_agent.wire.moments import is_utc_timestamp
 
@@ -174,9 +176,9 @@ _LOOK_S: Final = 30.0
 
 
 class Export(NamedTuple):
-    """The result of an export: the written file, the number of messages, and the file's size in bytes."""
+    """The result of an export: the written file or object, the number of messages, and its size in bytes."""
 
-    file: Path
+    file: Path | str
     messages: int
     size_bytes: int
 
@@ -185,48 +187,69 @@ class ExportStopped(Exception):
     """The export ended early because `is_stopping` returned True. Nothing was written."""
 
 
-def export_file(settings: Settings) -> Path:
-    """Return the path of the hourly export of messages, whether the file exists or not.
+def export_file(settings: Settings) -> Path | str:
+    """Return the place of the hourly export of messages, a path or a URI, whether there is a file or not.
 
     It is `agent_mcp.export_file`, or `export/messages.parquet` in the data directory if that is not set.
     """
     chosen = settings.agent_mcp.export_file
-    return settings.data_path / "export" / FILE_NAME if chosen is None else PROJECT_ROOT / chosen
+    return settings.data_path / "export" / FILE_NAME if chosen is None else place_of(chosen, PROJECT_ROOT)
 
 
-def export_messages(settings: Settings, file: Path, is_stopping: Callable[[], bool] = lambda: False) -> Export:
-    """Write all messages of all mailboxes into the Parquet file `file`, and return their number and its size.
+def place_of(text: str, folder: Path) -> Path | str:
+    """Return a URI as it is, and any other text as a path, below `folder` if it is relative."""
+    return text if "://" in text else folder / text
 
-    An older export at this path is replaced at once, when the new one is complete.
+
+def export_messages(
+    settings: Settings, place: Path | str, is_stopping: Callable[[], bool] = lambda: False
+) -> Export:
+    """Write all messages of all mailboxes into a Parquet file, and return their number and its size.
+
+    An older export at this place is replaced at once, when the new one is complete.
 
     Args:
         settings: The settings with the tables.
-        file: The path to write.
+        place: The path to write, or the URI of an object.
         is_stopping: Called for each part of the messages. When it returns True, the export ends. By default the
             export never ends early.
 
     Raises:
-        UsageError: `file` exists and is not a Parquet file, or cannot be written.
+        UsageError: There is something else than a Parquet file, or the place cannot be written.
         NotFound: There are no messages yet.
         ExportStopped: `is_stopping` returned True.
-        TrunklineError: The tables cannot be read, or the disk cannot be written.
+        TrunklineError: The tables cannot be read, or disk or object store cannot be written.
     """
-    _prepare_place(file)
+    local = place if isinstance(place, Path) else settings.data_path / "export" / FILE_NAME
+    _prepare_folder(local)
+    _check_place(place)
+    draft = local.with_name(f".{local.name}.{os.urandom(4).hex()}.draft")
     try:
-        export = partial(_write, settings, file, is_stopping)
-        return retry(export, on=(TablesUnread,), times=3, pause_s=0.5)
-    except OSError as error:
-        raise TrunklineError(f"the messages could not be written to {file}: {error.strerror}") from error
+        messages = retry(
+            partial(_write, settings, draft, is_stopping), on=(TablesUnread,), times=3, pause_s=0.5
+        )
+        size_bytes = draft.stat().st_size
+        if isinstance(place, Path):
+            draft.replace(place)
+        else:
+            folder, name = _in_store(place)
+            folder.put(name, draft)
+    except (OSError, BaseError) as error:
+        raise TrunklineError(f"the messages could not be written to {place}: {reason_of(error)}") from error
+    finally:
+        draft.unlink(missing_ok=True)
+    return Export(place, messages, size_bytes)
 
 
-def _prepare_place(file: Path) -> None:
-    """Make the folder and remove old drafts. Raises UsageError if `file` must not be overwritten."""
+def _in_store(place: str) -> tuple[ObjectStore, str]:
+    folder, _, name = place.rpartition("/")
+    return from_url(folder), name
+
+
+def _prepare_folder(file: Path) -> None:
+    """Make the folder and remove old drafts. Raises UsageError if that is impossible."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        if file.is_symlink() or file.exists():
-            with file.open("rb") as there:
-                if there.read(len(_PARQUET)) != _PARQUET:
-                    raise UsageError(f"{file} is there and no Parquet file; it is not overwritten")
         for draft in file.parent.glob(f".{file.name}.*.draft"):
             with suppress(OSError):
                 if time.time() - draft.stat().st_mtime > _OLD_DRAFT_S:
@@ -235,26 +258,39 @@ def _prepare_place(file: Path) -> None:
         raise UsageError(f"cannot write {file}: {error.strerror}") from None
 
 
-def _write(settings: Settings, file: Path, is_stopping: Callable[[], bool]) -> Export:
-    draft = file.with_name(f".{file.name}.{os.urandom(4).hex()}.draft")
+def _check_place(place: Path | str) -> None:
+    """Raise UsageError if what is there must not be overwritten, or cannot be read."""
     try:
-        with draft.open("wb") as sink:
-            messages = 0
-            with pq.ParquetWriter(sink, EXPORT_SCHEMA, compression="zstd") as writer:
-                # Each row group costs the readers of the file time, so small parts are joined.
-                for group in joined(_exported_messages(settings), _ROW_GROUP_ROWS, _ROW_GROUP_BYTES):
-                    if is_stopping():
-                        raise ExportStopped
-                    writer.write_table(group)
-                    messages += group.num_rows
-            sink.flush()
-            os.fsync(sink.fileno())
-        size_bytes = draft.stat().st_size
-        draft.replace(file)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
-    return Export(file, messages, size_bytes)
+        if isinstance(place, Path):
+            with place.open("rb") as there:
+                begin = there.read(len(_PARQUET))
+        else:
+            store, name = _in_store(place)
+            begin = bytes(store.get_range(name, start=0, length=len(_PARQUET)))
+    except FileNotFoundError:
+        if isinstance(place, str) or not place.is_symlink():
+            return
+        begin = b""
+    except (OSError, BaseError) as error:
+        raise UsageError(f"cannot write {place}: {reason_of(error)}") from None
+    if begin != _PARQUET:
+        raise UsageError(f"{place} is there and no Parquet file; it is not overwritten")
+
+
+def _write(settings: Settings, draft: Path, is_stopping: Callable[[], bool]) -> int:
+    """Write all messages into the file `draft`, and return their number."""
+    messages = 0
+    with draft.open("wb") as sink:
+        with pq.ParquetWriter(sink, EXPORT_SCHEMA, compression="zstd") as writer:
+            # Each row group costs the readers of the file time, so small parts are joined.
+            for group in joined(_exported_messages(settings), _ROW_GROUP_ROWS, _ROW_GROUP_BYTES):
+                if is_stopping():
+                    raise ExportStopped
+                writer.write_table(group)
+                messages += group.num_rows
+        sink.flush()
+        os.fsync(sink.fileno())
+    return messages
 
 
 class MessageExporter(ThreadedService):
@@ -272,7 +308,7 @@ class MessageExporter(ThreadedService):
         super().__init__("message-export")
         self._settings = settings
         self._interval_s = settings.agent_mcp.export_interval_ms / 1000
-        self._file = export_file(settings)
+        self._place = export_file(settings)
         self._clock = clock
 
     def is_due(self) -> bool:
@@ -281,9 +317,14 @@ class MessageExporter(ThreadedService):
         True if its file is missing, is older than `agent_mcp.export_interval_ms`, or has a time in the future.
         """
         try:
-            age_s = self._clock() - self._file.stat().st_mtime
-        except OSError:
+            if isinstance(self._place, Path):
+                written_s = self._place.stat().st_mtime
+            else:
+                store, name = _in_store(self._place)
+                written_s = store.head(name)["last_modified"].timestamp()
+        except (OSError, BaseError):
             return True
+        age_s = self._clock() - written_s
         return not 0 <= age_s < self._interval_s
 
     def _run(self) -> None:
@@ -291,7 +332,7 @@ class MessageExporter(ThreadedService):
             if not self.is_due():
                 continue
             try:
-                made = export_messages(self._settings, self._file, self._closing.is_set)
+                made = export_messages(self._settings, self._place, self._closing.is_set)
             except NotFound:
                 continue  # no message yet
             except ExportStopped:

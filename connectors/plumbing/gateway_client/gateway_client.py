@@ -25,8 +25,9 @@ from trunkline_agent.hub.hub_requests import API, IDEMPOTENCY_KEY, JSON_CONTENT,
 from trunkline_agent.hub.plans import Answer, Lost, Pause, Plan, Request
 from trunkline_agent.hub.sync_client import HubClient
 from trunkline_agent.terminal_text import escaped
+from trunkline_agent.xml.sender import MEDIA_TYPE, PATH, PostedXml, is_answer, posted_of
 
-__all__ = ["API", "CONNECT_TIMEOUT_S", "GatewayClient", "attempt", "path_of", "reachable"]
+__all__ = ["API", "CONNECT_TIMEOUT_S", "GatewayClient", "attempt", "path_of", "post_xml", "reachable"]
 
 CONNECT_TIMEOUT_S: Final = 5.0
 _ANSWER_MARGIN_S: Final = 20.0
@@ -257,3 +258,43 @@ def attempt(request: Request) -> Plan[Answer | Lost]:
     """Send a request once, and return what came of it."""
     outcome: Answer | Lost = yield request
     return outcome
+
+
+def post_xml(
+    gateway: GatewayClient,
+    document: bytes,
+    *,
+    sender: str | None = None,
+    request_id: str,
+    sent: Mapping[str, Any] | None = None,
+) -> PostedXml:
+    """Post an XML document to the hub and return the hub's answer. Retries while the hub does not answer.
+
+    A result whose `huh` is not None means that the message was not accepted.
+
+    Args:
+        gateway: The client to send with.
+        document: The envelope with its payload, as bytes.
+        sender: The human listener in whose name the operator writes; None for the operator's own name.
+        request_id: The idempotency key. Another call with the same key sends the same message, so it has no
+            further effect.
+        sent: The query parameters `priority`, `expires_in_s` and `deliver_after_s`, those that are given.
+
+    Raises:
+        Refused: Too many messages wait, or the token is not accepted.
+        BackboneUnreachable: The hub does not answer after a few attempts.
+        TrunklineError: Any other error status of the hub.
+    """
+    answer = gateway.request(
+        "POST",
+        PATH,
+        _is_xml,
+        body=document,
+        headers={"Content-Type": MEDIA_TYPE, "Idempotency-Key": request_id},
+        query={**(sent or {}), **({} if sender is None else {"as": sender})},
+    )
+    return posted_of(answer.status, answer.body)
+
+
+def _is_xml(answer: Answer) -> bool:
+    return is_answer(answer.status, answer.headers.get("content-type", ""))

@@ -129,7 +129,7 @@ def spark_home() -> Path:
 def jar_files(part: str) -> list[Path]:
     """Return the paths of the jars that `./trunkline` has downloaded, sorted by name.
 
-    `part` is `kafka` or `spark`.
+    `part` is `kafka`, `spark` or `s3`.
 
     Raises:
         TrunklineError: There are none.
@@ -175,7 +175,25 @@ def class_path() -> str:
     Raises:
         TrunklineError: The jars are not installed.
     """
-    return os.pathsep.join(str(jar) for jar in jar_files("spark"))
+    return os.pathsep.join(map(str, [*jar_files("spark"), *sorted((JARS / "s3").glob("*.jar"))]))
+
+
+def object_store_conf(tables_root: str) -> dict[str, str]:
+    """Return Spark's properties, by name, to read tables at a URI. Empty for a local folder.
+
+    The login is that of the other programs: the usual variables of the environment (`AWS_…`). Raises
+    TrunklineError when the jars for S3 are not there.
+    """
+    if not tables_root.startswith("s3://"):
+        return {}
+    jar_files("s3")
+    a3 = "spark.hadoop.fs.s3a"
+    found = {"spark.hadoop.fs.s3.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem"}
+    if endpoint := os.environ.get("AWS_ENDPOINT_URL"):
+        found |= {f"{a3}.endpoint": endpoint, f"{a3}.path.style.access": "true"}
+    if region := os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"):
+        found[f"{a3}.endpoint.region"] = region
+    return found
 
 
 def executor_conf(settings: Settings) -> dict[str, str]:

@@ -1,25 +1,77 @@
 """Checks that the audit chain is whole, and still has every entry that a signed anchor has confirmed.
 
 Each entry must be as it was written and follow the one before it. Each offset from the chain's start to its end
-must be in one entry.
+must be in one entry. The kinds of errors that any check of the audit can find are here, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from connectors.tools.audit.findings import Fault, Finding, offsets_text
 from schemas.integrity.audit_anchors import Anchor, Statement, is_signed_by
 from schemas.integrity.audit_chain import BEFORE_THE_FIRST, ChainEntry, ChainLine, PartitionRoot, commit_root
 from schemas.integrity.ledger_leaves import ENCODINGS
 
 # A limit for the offsets of one partition in an entry, more than any micro-batch has, to bound the memory.
 _OFFSETS_MOST: Final = 2**24
+
+
+class Fault(StrEnum):
+    """The kinds of errors that an audit finds in a ledger, its chain or its anchors."""
+
+    ROW_CHANGED = "row_changed"
+    ROW_MISSING = "row_missing"
+    ROW_ADDED = "row_added"
+    ROW_TWICE = "row_twice"
+    NEVER_SETTLED = "never_settled"
+    FILE_UNREADABLE = "file_unreadable"
+    ENTRY_CHANGED = "entry_changed"
+    ENTRIES_MISSING = "entries_missing"
+    CHAIN_BROKEN = "chain_broken"
+    END_CUT_OFF = "end_cut_off"
+    ANCHOR_FORGED = "anchor_forged"
+    ANCHORS_MISSING = "anchors_missing"
+    MADE_ANEW = "made_anew"
+    HIDDEN_ROWS = "hidden_rows"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One error in the ledger, its chain or its anchors. A field about its place is None if it is unknown.
+
+    Attributes:
+        what: The kind of error.
+        text: A description for people.
+        partition: The Kafka partition of the offsets.
+        first: The first offset.
+        last: The last offset.
+        entry: The number of the chain's entry.
+        version: The version of the ledger that the entry's commit made.
+    """
+
+    what: Fault
+    text: str
+    partition: int | None = None
+    first: int | None = None
+    last: int | None = None
+    entry: int | None = None
+    version: int | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """Return the finding as a JSON object, without the fields that are None."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+def offsets_text(partition: int, first: int, last: int) -> str:
+    """Return a text such as `partition 3, offset 7` or `partition 3, offsets 7 to 9`."""
+    return f"partition {partition}, " + (f"offset {first}" if first == last else f"offsets {first} to {last}")
 
 
 class Span(NamedTuple):

@@ -15,8 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from connectors.tools.audit.chain_check import CheckedChain, Span
-from connectors.tools.audit.findings import Fault, Finding, offsets_text
+from connectors.tools.audit.chain_check import CheckedChain, Fault, Finding, Span, offsets_text
 from connectors.tools.audit.ledger_files_reader import LedgerFiles, LedgerPart
 from connectors.tools.audit.statistics_check import StatisticsCheck
 from schemas.integrity.audit_chain import MARK_BYTES, MARKS_MOST

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as parquet
 
-from connectors.tools.audit.findings import Fault, Finding
+from connectors.tools.audit.chain_check import Fault, Finding
 from schemas.tables.arrow_tables import LEDGER_ARROW
 
 # The log's times are cut to milliseconds ("Per-file Statistics" in Delta's protocol).

@@ -13,11 +13,11 @@ from typing import Any, Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from connectors.tools.audit.chain_check import CheckedChain, check_anchors
-from connectors.tools.audit.findings import Fault, Finding
+from connectors.tools.audit.chain_check import CheckedChain, Fault, Finding, check_anchors
 from connectors.tools.audit.ledger_files_reader import LedgerFiles
 from connectors.tools.audit.row_check import WINDOW_ROWS, RowCheck
 from schemas.integrity.audit_anchors import (
+    ANCHORS,
     Anchor,
     anchor_public_key_file,
     anchors_file,
@@ -27,6 +27,7 @@ from schemas.integrity.audit_anchors import (
     read_anchors,
 )
 from schemas.integrity.audit_chain import lines_in_file
+from schemas.integrity.line_objects import LinePlace, ObjectLines
 from schemas.settings.settings import Settings
 from trunkline_agent.errors import NotFound, UsageError
 
@@ -61,7 +62,7 @@ class Report:
     anchors: int
     anchors_unreadable: int
     anchored_at_us: int | None
-    anchors_beside: Path | None
+    anchors_beside: LinePlace | None
     findings: tuple[Finding, ...]
 
     @property
@@ -83,7 +84,7 @@ class Report:
 
 def verify(
     settings: Settings,
-    anchors_at: Path | None = None,
+    anchors_at: str | Path | None = None,
     public_keys: Sequence[Path] = (),
     *,
     without_anchors: bool = False,
@@ -94,7 +95,7 @@ def verify(
 
     Args:
         settings: The settings with the tables and the default places.
-        anchors_at: A folder or file of anchors. None: the place of the settings.
+        anchors_at: A folder, a file or a URI of anchors. None: the place of the settings.
         public_keys: Files with the public keys that may have signed anchors. Empty: the file of the settings.
         without_anchors: Check only the chain and the rows. False: a missing anchors file is a finding.
         progress: Called from time to time with the number of rows that were read so far.
@@ -147,17 +148,19 @@ def verify(
     )
 
 
-def anchors_place(settings: Settings, named: Path | None) -> Path:
-    """Return the path of the anchors file, whether it exists or not.
+def anchors_place(settings: Settings, named: str | Path | None) -> LinePlace:
+    """Return the place of the anchors, whether it exists or not.
 
     Args:
-        settings: The settings with the default path.
-        named: The file, or the folder in which it is. None: the default path.
+        settings: The settings with the default place.
+        named: The file, the folder in which it is, or a URI. None: the default place.
     """
-    default = anchors_file(settings)
     if named is None:
-        return default
-    return named / default.name if named.is_dir() else named
+        return anchors_file(settings)
+    if "://" in str(named):
+        return ObjectLines(str(named))
+    path = Path(named)
+    return path / ANCHORS if path.is_dir() else path
 
 
 def _public_keys(settings: Settings, given: Sequence[Path]) -> dict[str, Ed25519PublicKey]:

@@ -18,6 +18,7 @@ import pytest
 from connectors.hub.blobs.blob_store import BlobMissing, BlobStore
 from connectors.operations.blobs.blobs import OpenBlob
 from schemas.streams.blob.blobs import BlobReference
+from tests.s3_server import ObjectStore
 
 pytestmark = pytest.mark.requirement("DL-25")
 
@@ -65,6 +66,24 @@ def test_a_draft_becomes_an_object_as_a_whole(store: BlobStore, tmp_path: Path) 
         assert file.read() == GIVEN
     assert files_of(tmp_path) == [name]
     assert kept(store) != name
+
+
+@pytest.mark.requirement("DP-15")
+def test_an_object_of_s3_is_whole_or_not_there(s3: ObjectStore, tmp_path: Path) -> None:
+    store = BlobStore(f"s3://{s3.bucket}/_blobs", tmp_path / "uploads")
+    content = os.urandom(12 * 1024 * 1024)  # more than one part of an upload
+    name = kept(store, content)
+    assert store.size(name) == len(content) and store.is_whole(name, len(content))
+    with store.open(name, len(content)) as file:
+        assert file.read() == content
+    assert files_of(tmp_path) == []
+    assert store.strangers(-60, set().__contains__) == [name] and not store.strangers(-60, {name}.__contains__)
+    store.delete(name)
+    store.delete(name)
+    assert store.size(name) is None
+    s3.fail(refused=1)
+    with pytest.raises(OSError):
+        kept(store)
 
 
 def test_a_draft_that_is_closed_leaves_nothing(store: BlobStore, tmp_path: Path) -> None:

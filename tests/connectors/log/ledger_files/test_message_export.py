@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,12 @@ from schemas.streams.mailboxes.message import (
     MessageBodyRow,
     MessageRow,
 )
+from schemas.tables.delta_files import table_storage
 from schemas.wire.record import OutgoingRecord
 from tests.broker_processes import wait_until
 from tests.connectors.folded_log import FoldedLog
 from tests.connectors.ledger_tables import KEYRING, settings_below
+from tests.s3_server import ObjectStore
 from tests.schemas.stream_records import as_read
 from trunkline_agent.errors import NotFound, TrunklineError, UsageError
 
@@ -227,3 +230,29 @@ def test_the_companion_writes_when_the_file_is_too_old_and_only_then(tables: Tab
         os.utime(file, (moment, moment))
         assert hourly.is_due()
         os.utime(file)
+
+
+@pytest.mark.requirement("DP-19")
+def test_it_is_an_object_if_the_settings_name_one(tables: Tables, tmp_path: Path, s3: ObjectStore) -> None:
+    there = f"s3://{s3.bucket}/export"
+    named = AgentMcpSettings(export_file=f"{there}/messages.parquet", port=0)
+    settings = tables.write().model_copy(update={"agent_mcp": named})
+    exporter = MessageExporter(settings)
+    assert exporter.is_due()
+    made = export_messages(settings, export_file(settings))
+    assert (made.file, made.messages) == (f"{there}/messages.parquet", 63)
+    storage = table_storage(there)
+    with storage.open_input_stream("messages.parquet") as stream:
+        (tmp_path / "copy.parquet").write_bytes(stream.read())
+    assert (tmp_path / "copy.parquet").stat().st_size == made.size_bytes
+    assert exported(tmp_path / "copy.parquet") == tables.expected()
+    assert not list((settings.data_path / "export").iterdir()), "nothing is left on this machine"
+    hour_s = settings.agent_mcp.export_interval_ms / 1000
+    assert not exporter.is_due() and MessageExporter(settings, lambda: time.time() + hour_s).is_due()
+    with storage.open_output_stream("notes.txt") as stream:
+        stream.write(b"mine")
+    with pytest.raises(UsageError, match="no Parquet file"):
+        export_messages(settings, f"{there}/notes.txt")
+    with pytest.raises(TrunklineError, match=r"written to s3://nowhere/x: .*NoSuchBucket") as caught:
+        export_messages(settings, "s3://nowhere/x")
+    assert "\n" not in str(caught.value)

@@ -30,9 +30,8 @@ from connectors.doors.xml_pump.gateway_link import HttpConnections
 from connectors.hub.launcher.launch_spec import AGENT_TOKEN_VARIABLE
 from connectors.hub.launcher.local_processes import stop_all
 from connectors.plumbing.gateway_client.gateway_access import CA_VARIABLE
-from connectors.plumbing.gateway_client.gateway_client import GatewayClient
+from connectors.plumbing.gateway_client.gateway_client import GatewayClient, post_xml
 from connectors.plumbing.tls_keys.tls_files import create
-from connectors.plumbing.xml_wire.posting import post_xml
 from connectors.programs.local_stack import LocalStack, child_process
 from connectors.programs.local_stack.part import child_environment
 from connectors.programs.local_stack.part_plan import STREAMS
