@@ -25,7 +25,7 @@ class TokenServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, client: str, secret: str, lasts_s: int) -> None:
+    def __init__(self, client: str, secret: str, lasts_s: int | None) -> None:
         super().__init__((LOOPBACK, 0), _Answers)
         self.client, self.secret, self.lasts_s = client, secret, lasts_s
         self.key = rsa.generate_private_key(65537, 2048)
@@ -37,7 +37,13 @@ class TokenServer(ThreadingHTTPServer):
         """A new token of the client."""
         self.given += 1
         now = int(time.time())
-        claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": self.client, "iat": now, "exp": now + self.lasts_s}
+        claims = {
+            "iss": ISSUER,
+            "aud": AUDIENCE,
+            "sub": self.client,
+            "iat": now,
+            "exp": now + (self.lasts_s or 300),
+        }
         return jwt.encode({**claims, "scope": SCOPE}, self.key, "RS256", {"kid": "the-key"})
 
 
@@ -54,8 +60,8 @@ class _Answers(BaseHTTPRequestHandler):
         elif asked.get("grant_type") != ["client_credentials"] or asked.get("scope") != [SCOPE]:
             self._answer(400, {"error": "invalid_request"})
         else:
-            found = {"token_type": "Bearer", "expires_in": self.server.lasts_s}
-            self._answer(200, {**found, "access_token": self.server.token()})
+            lasts = {} if self.server.lasts_s is None else {"expires_in": self.server.lasts_s}
+            self._answer(200, {"token_type": "Bearer", "access_token": self.server.token(), **lasts})
 
     def do_GET(self) -> None:
         """Give the public key (RFC 7517)."""
@@ -75,8 +81,8 @@ class _Answers(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def token_server(client: str, secret: str, lasts_s: int = 300) -> Iterator[TokenServer]:
-    """Run a token server whose tokens last so many seconds."""
+def token_server(client: str, secret: str, lasts_s: int | None = 300) -> Iterator[TokenServer]:
+    """Run a token server whose tokens last so many seconds. None: 300, and it does not say so."""
     with TokenServer(client, secret, lasts_s) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:

@@ -15,7 +15,6 @@ import time
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote_plus
 
 from confluent_kafka import KafkaError
 from kafka.errors import (  # type: ignore[import-untyped]
@@ -28,7 +27,7 @@ from kafka.errors import (  # type: ignore[import-untyped]
 )
 from kafka.net.sasl.oauth import AbstractTokenProvider  # type: ignore[import-untyped]
 
-from schemas.settings.kafka_settings import OAUTHBEARER, read_password
+from schemas.settings.kafka_settings import OAUTHBEARER, check_client, read_password
 from schemas.settings.settings import ENV_PREFIX, KafkaSettings, SettingsError, check_key_file
 from trunkline_agent.errors import BackboneUnreachable
 
@@ -53,6 +52,8 @@ _LOGIN_ERRORS: Final = (SaslAuthenticationFailedError, UnsupportedSaslMechanismE
 _TOKEN_WAIT_S: Final = 10.0
 # A token is asked for anew after this part of its time, as the other clients do.
 _TOKEN_KEPT: Final = 0.8
+# A server may leave out how long its token lasts (RFC 6749, 5.1).
+_TOKEN_LASTS_S: Final = 300
 
 
 def kafka_context(kafka: KafkaSettings) -> ssl.SSLContext | None:
@@ -84,7 +85,10 @@ def kafka_password(kafka: KafkaSettings) -> str:
             f"{kafka.security_protocol} needs one of them"
         )
     try:
-        return read_password(kafka.password_file)
+        password = read_password(kafka.password_file)
+        if kafka.sasl_mechanism == OAUTHBEARER:
+            check_client("the password", password)
+        return password
     except ValueError as error:
         raise SettingsError(f"kafka.sasl_password_file: {error}") from None
 
@@ -224,7 +228,10 @@ def unreachable(kafka: KafkaSettings, error: BaseException, where: str = "") -> 
     # kafka-python does not report why it could not begin. A server did answer: `reach_kafka` ran before.
     is_unsaid = isinstance(error, KafkaTimeoutError | KafkaConnectionError)
     if isinstance(error, _LOGIN_ERRORS) or (is_unsaid and kafka.security_protocol.startswith("SASL")):
-        said += "; does it refuse the login? Look at kafka.sasl_username, sasl_password and sasl_mechanism"
+        token = " oauth_token_url," if kafka.sasl_mechanism == OAUTHBEARER else ""
+        said += (
+            f"; does it refuse the login? Look at kafka.sasl_username,{token} sasl_password and sasl_mechanism"
+        )
     elif is_unsaid and not kafka.security_protocol.endswith("SSL") and _speaks_tls(kafka):
         said += f"; it speaks TLS, and kafka.security_protocol is {kafka.security_protocol}"
     elif is_unsaid and kafka.security_protocol == "PLAINTEXT":
@@ -324,7 +331,7 @@ class OAuthTokens(AbstractTokenProvider):  # type: ignore[misc]
 
     def __init__(self, kafka: KafkaSettings, secret: str) -> None:
         self._url = str(kafka.oauth_token_url)
-        self._login = (quote_plus(kafka.sasl_username), quote_plus(secret))  # RFC 6749, 2.3.1
+        self._login = (kafka.sasl_username, secret)
         scope = {"scope": kafka.oauth_scope} if kafka.oauth_scope else {}
         self._body = {"grant_type": "client_credentials"} | scope
         self._asking = threading.Lock()
@@ -337,9 +344,11 @@ class OAuthTokens(AbstractTokenProvider):  # type: ignore[misc]
             BackboneUnreachable: The token server does not answer, or gives none. The message has no secret.
         """
         with self._asking:
-            if time.monotonic() >= self._until:
+            # This clock goes on while the machine sleeps, and nobody sets it.
+            now = time.clock_gettime(time.CLOCK_BOOTTIME)
+            if now >= self._until:
                 self._token, lasts_s = self._asked()
-                self._until = time.monotonic() + _TOKEN_KEPT * lasts_s
+                self._until = now + _TOKEN_KEPT * lasts_s
             return self._token
 
     def _asked(self) -> tuple[str, float]:
@@ -353,8 +362,8 @@ class OAuthTokens(AbstractTokenProvider):  # type: ignore[misc]
             if answer.status_code != httpx2.codes.OK:
                 raise ValueError(f"it answers {answer.status_code} {answer.reason_phrase}")
             found = answer.json()
-            return str(found["access_token"]), float(found["expires_in"])
-        except (httpx2.HTTPError, OSError, ValueError, KeyError, TypeError) as error:
+            return str(found["access_token"]), float(found.get("expires_in", _TOKEN_LASTS_S))
+        except (httpx2.HTTPError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise BackboneUnreachable(
                 f"the token server at {self._url} gives no token ({type(error).__name__}: {error}): look at "
                 "kafka.oauth_token_url, sasl_username and sasl_password"

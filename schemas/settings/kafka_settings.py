@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Final, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, PrivateAttr, SecretStr, model_validator
 
@@ -16,6 +17,19 @@ USERNAME: Final = "trunkline"
 OAUTHBEARER: Final = "OAUTHBEARER"
 # Spark's consumers get both in a quoted string: no quotes, no backslashes, only printable characters.
 _TEXT: Final = re.compile(r"[ !#-\[\]-~]+").fullmatch
+_UNESCAPED: Final = re.compile(r"[A-Za-z0-9._~-]+").fullmatch
+
+
+def check_client(name: str, text: str) -> None:
+    """Raise ValueError if an id or secret for a token server has characters that clients send differently.
+
+    RFC 6749 (2.3.1) says to encode them. Kafka's clients in C and Java send them as they are.
+    """
+    if not _UNESCAPED(text):
+        raise ValueError(
+            f"{name} must consist of letters, digits and - . _ ~ with {OAUTHBEARER}: Kafka's clients send "
+            "other characters in different ways"
+        )
 
 
 def default_password_file(data_path: Path) -> Path:
@@ -159,6 +173,12 @@ class KafkaSettings(Section):
     def _has_token_server(self) -> Self:
         if self.sasl_mechanism == OAUTHBEARER and self.oauth_token_url is None:
             raise ValueError(f"oauth_token_url is not set, and sasl_mechanism {OAUTHBEARER} needs it")
+        if self.oauth_token_url is not None and "@" in urlsplit(self.oauth_token_url).netloc:
+            raise ValueError("oauth_token_url must not contain a user or a password")
+        if self.sasl_mechanism == OAUTHBEARER:
+            check_client("sasl_username", self.sasl_username)
+            if self.sasl_password is not None:
+                check_client("sasl_password", self.sasl_password.get_secret_value())
         return self
 
     @model_validator(mode="after")

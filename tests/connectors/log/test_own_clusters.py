@@ -33,7 +33,7 @@ from connectors.log.topic_consumer import GroupTail, LogTail
 from connectors.plumbing.tls_keys.tls_files import TlsFolder, create
 from schemas.keys.sealing import ensure_keyring
 from schemas.log_access.kafka_clients import OAuthTokens, client_options
-from schemas.settings.settings import PROJECT_ROOT, Settings
+from schemas.settings.settings import PROJECT_ROOT, KafkaSettings, Settings, SettingsError
 from schemas.wire.record import OutgoingRecord
 from tests.broker_processes import (
     BrokerProcess,
@@ -259,6 +259,34 @@ def test_a_token_is_kept_for_most_of_its_time_and_a_refusal_names_the_settings(
         with pytest.raises(BackboneUnreachable, match=r"gives no token .*kafka\.oauth_token_url") as caught:
             OAuthTokens(at, changes.get("secret", PASSWORD)).token()
         assert PASSWORD not in str(caught.value)
+
+
+def test_a_token_server_may_leave_out_how_long_its_token_lasts(tmp_path: Path) -> None:
+    with token_server(USER, PASSWORD, lasts_s=None) as server:
+        login = {"sasl_mechanism": "OAUTHBEARER", "oauth_token_url": server.token_url, "oauth_scope": SCOPE}
+        tokens = OAuthTokens(kafka_at(9092, sasl_username=USER, **login), PASSWORD)
+        assert tokens.token() == tokens.token()
+
+
+@pytest.mark.parametrize("character", "+/=% :")
+def test_ids_and_secrets_that_clients_send_in_different_ways_are_refused(
+    tmp_path: Path, character: str
+) -> None:
+    login = {"sasl_mechanism": "OAUTHBEARER", "oauth_token_url": "https://tokens.test/token"}
+    bad = f"before{character}after"
+    for name in ("sasl_username", "sasl_password"):
+        with pytest.raises(ValueError, match=f"{name} must consist of"):
+            KafkaSettings.model_validate({**login, name: bad})
+    file = tmp_path / "password"
+    file.touch(mode=0o600)
+    file.write_text(bad)
+    kafka = KafkaSettings.model_validate({**login, "sasl_username": USER, "sasl_password_file": file})
+    with pytest.raises(SettingsError, match="must consist of"):
+        client_options(kafka)
+    with pytest.raises(ValueError, match="user or a password"):
+        KafkaSettings.model_validate(
+            login | {"oauth_token_url": f"https://{USER}:{PASSWORD}@tokens.test/token"}
+        )
 
 
 @pytest.mark.slow
