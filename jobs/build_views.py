@@ -15,12 +15,13 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from jobs.driver.programs import BackgroundThread
+from jobs.driver.programs import BackgroundThread, may_write
 from jobs.ledger.ledger_table import create_ledger
 from jobs.rebuild_views import rebuild
 from jobs.views.view_changes import CHANGE_COLUMNS, changes_of, newest
@@ -28,6 +29,7 @@ from jobs.views.view_tables import are_complete, open_tables
 from schemas.settings.settings import Settings
 from schemas.streams.fold import STREAM_ENTRIES
 from schemas.tables.arrow_tables import LEDGER_ARROW
+from schemas.tables.delta_files import has_rows, is_table
 from schemas.tables.ledger import LEDGER
 from schemas.tables.view_progress import ViewProgress, read_progress
 from trunkline_agent.errors import Refused
@@ -154,43 +156,56 @@ def read_changes(ledger: DeltaTable, first: int, last: int) -> pa.Table:
     return rows.cast(pa.schema([LEDGER_ARROW.field(name) for name in CHANGE_COLUMNS]))
 
 
-def prepare(settings: Settings) -> None:
+def check_not_ahead(settings: Settings) -> None:
+    """Raise Refused if the views have seen a version of the ledger that it does not have.
+
+    Call it before a claim, because each claim adds a version. Missing views are not ahead.
+    """
+    path, entries = settings.table_path(LEDGER), settings.table_path(STREAM_ENTRIES)
+    seen = read_progress(DeltaTable(entries)).ledger_version if is_table(entries) else -1
+    if seen > DeltaTable(path).version():
+        raise Refused(
+            f"the views have seen version {seen} of the ledger {path}, which ends before: put the ledger "
+            "back, or build the views anew from the one that is there (jobs/rebuild_views.py)"
+        )
+
+
+def prepare(settings: Settings, check: Callable[[], None] = may_write) -> None:
     """Create the ledger and the view tables where they are missing, so that a ViewBuilder can start.
 
-    If a view table is missing, all of them are built from the ledger.
+    If a view table is missing, or a rebuild was killed, all of them are built from the ledger.
+
+    Args:
+        settings: The settings of the tables.
+        check: Raises if this process may not write the tables any more.
 
     Raises:
         Refused: The views are ahead of the ledger, or cannot be built.
         WrongViewTable: A stored view table has other columns than this version writes.
     """
     create_ledger(settings)
-    path = settings.table_path(LEDGER)
     if are_complete(settings):
-        seen = read_progress(DeltaTable(settings.table_path(STREAM_ENTRIES))).ledger_version
-        if seen > DeltaTable(path).version():
-            raise Refused(
-                f"the views have seen version {seen} of the ledger {path}, which ends before: put the ledger "
-                "back, or build the views anew from the one that is there (jobs/rebuild_views.py)"
-            )
-    else:
-        if DeltaTable(path).version() > 0:
-            text = "build_views: the view tables are not complete; building them from the ledger"
-            print(text, file=sys.stderr)
-        rebuild(settings)
+        check_not_ahead(settings)
+        return
+    if has_rows(settings.table_path(LEDGER)):
+        text = "build_views: the view tables are not complete; building them from the ledger"
+        print(text, file=sys.stderr)
+    rebuild(settings, check)
 
 
-def catch_up(settings: Settings) -> None:
+def catch_up(settings: Settings, check: Callable[[], None] = may_write) -> None:
     """Apply all commits that the views lack, and return. Missing tables are created first.
 
     The call blocks until the views are at the ledger's end. If another process may write the views, the caller
-    must hold a `WriterClaim`.
+    must hold a `WriterClaim`, and pass its `check`.
 
     Raises:
         Refused: The views are ahead of the ledger, or the ledger's commits can no longer be read.
         WrongViewTable: A stored view table has other columns than this version writes.
     """
-    prepare(settings)
+    prepare(settings, check)
     builder = ViewBuilder(settings)
+    check()
     while builder.build():
         pass
     builder.close()

@@ -20,7 +20,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from jobs.build_views import ViewBuilder
-from jobs.driver.programs import BackgroundThread
+from jobs.driver.programs import BackgroundThread, may_write
 from jobs.ledger.audit_trail import AuditTrail
 from jobs.ledger.ledger_table import keep_old_files_h
 from schemas.settings.settings import Settings
@@ -42,18 +42,21 @@ def tidy_views(builder: ViewBuilder, keep_h: float) -> None:
             table.tidy(keep_h)
 
 
-def tidy_ledger(settings: Settings, keep_h: int | None = None) -> None:
+def tidy_ledger(settings: Settings, keep_h: int | None = None, check: Callable[[], None] = may_write) -> None:
     """Compact the ledger, delete its replaced files, and shorten its Delta log.
 
-    Other programs may append meanwhile, because a compaction changes no data. Before entries of the log are
-    removed, they are copied into the chain file.
+    Other programs may append meanwhile, because a compaction changes no data. A compaction fails if another
+    process claims the ledger meanwhile. Before entries of the log are removed, they are copied into the chain
+    file.
 
     Args:
         settings: The settings of the tables.
         keep_h: Delete files that were replaced more than this many hours ago. None: `views.keep_old_files_h`,
             at least 1.
+        check: Raises if this process may not write the tables any more.
     """
     table = DeltaTable(settings.table_path(LEDGER))
+    check()
     compact_ledger(table)
     table.vacuum(
         retention_hours=keep_old_files_h(settings) if keep_h is None else keep_h,
@@ -65,6 +68,7 @@ def tidy_ledger(settings: Settings, keep_h: int | None = None) -> None:
     table.create_checkpoint()
     # Entries that are removed from the log must be in the chain file.
     AuditTrail(settings).catch_up()
+    check()
     table.cleanup_metadata()
 
 
@@ -90,7 +94,7 @@ class Maintenance(BackgroundThread):
     Args:
         settings: The settings of the tables.
         builder: The writer of the views.
-        check: Called before a round. It raises if this process may not write the tables any more.
+        check: Raises if this process may not write the tables any more.
 
     Attributes:
         rounds: How many rounds have succeeded.
@@ -133,5 +137,5 @@ class Maintenance(BackgroundThread):
             return
         self._check()
         tidy_views(self._builder, keep_old_files_h(self._settings))
-        tidy_ledger(self._settings)
+        tidy_ledger(self._settings, check=self._check)
         self._tidied = DeltaTable(path).version()

@@ -1,80 +1,102 @@
 """The rebuild of all view tables from `ledger`, and their check by a refold of the raw bytes (`--check`).
 
 Reads: the table `ledger`; with `--check` also the view tables and the master keys.
-Owns: no table of its own. It writes `<table>.new` beside each view table and then swaps the two. It refuses to
-run while another process writes the views (`WriterClaim`). `--check` only reads and may run at any time.
-Guarantees: after a swap each view table has the rows of the ledger's changes and entries, and build_views
-continues from there.
-On restart: a killed rebuild starts again. If it was killed during the swap, the swapped tables are already the
-new ones, and build_views does not start before the rest is in place.
+Owns: a folder `_rebuild-…` beside the tables, with a new table for each view. Its files are moved into the view
+table by one commit. It refuses to run while another process writes the views (`WriterClaim`). `--check` only
+reads and may run at any time.
+Guarantees: after that commit the view table has the rows of the ledger's changes and entries, and build_views
+continues from there. Readers of the versions before can go on.
+On restart: a killed rebuild starts again, by itself when build_views starts. It is known by its folder.
 
-Exit codes: 0 built, or equal; 3 there is no ledger; 4 the check found a difference, or a writer is running. The
-swap renames directories. If the tables are not on a local disk, missing tables are built in their place, and
-complete ones must be deleted first.
+Exit codes: 0 built, or equal; 3 there is no ledger; 4 the check found a difference, or a writer is running.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sqlite3
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import closing
-from pathlib import Path
-from typing import Any, Final
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import PurePosixPath
+from typing import Any
 
 import msgspec
 import pyarrow as pa
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
-from jobs.driver.programs import WriterClaim, exit_code_of, open_ledger
+from jobs.driver.programs import WriterClaim, exit_code_of, may_write, open_ledger
 from jobs.refold import check_views
 from jobs.views.key_index import SHELF
 from jobs.views.view_changes import CHANGE_COLUMNS, Key, RowChange, changes_of, newest
-from jobs.views.view_tables import ViewTable, create_table, index_path
+from jobs.views.view_tables import REBUILD, ViewTable, create_table, index_path, rebuild_folders
 from schemas.keys.sealing import load_keyring
 from schemas.keys.umask import keep_files_private
 from schemas.settings.settings import Settings, load_settings
 from schemas.streams.fold import STREAM_ENTRIES, VIEW_TABLES
-from schemas.tables.delta_files import dataset_of, table_storage
+from schemas.tables.delta_files import dataset_of, reason_of, table_storage
 from schemas.tables.view_progress import NO_PROGRESS, ViewProgress, read_progress
 from trunkline_agent.errors import Refused
 
 # The number of ledger rows that are reduced to changes at once.
 _CHUNK_ROWS = 200_000
-_NEW: Final = ".new"
 
 
-def rebuild(settings: Settings) -> ViewProgress:
-    """Build all view tables anew from the ledger, replace the existing ones, and return the new progress.
+def rebuild(settings: Settings, check: Callable[[], None] = may_write) -> ViewProgress:
+    """Build all view tables anew from the ledger, replace the rows of the old ones, return the new progress.
 
-    The caller holds a `WriterClaim`. Each new table is built beside the old one and then takes its place: on a
-    local disk as a folder that is renamed, in an object store by one commit of the old table.
+    The caller holds a `WriterClaim`. Each new table is built in a folder of this rebuild and then takes the
+    place of the old one by one commit. This fails if another process has claimed the tables since the call.
+
+    Args:
+        settings: The settings of the tables.
+        check: Raises if this process may not write the tables any more.
 
     Raises:
         NotFound: There is no ledger.
+        Refused: A view table is there and cannot be read, so that it must be deleted first.
     """
     ledger = open_ledger(settings)
+    old = {name: _old_table(settings, name) for name in VIEW_TABLES}
+    check()
+    for left in rebuild_folders(settings):
+        _remove(settings.tables_root, left)
+    folder = f"{REBUILD}{uuid.uuid4().hex}"
     keep_h = settings.views.keep_old_files_h
-    tables = {}
+    try:
+        fresh = {name: f"{settings.tables_root}/{folder}/{name}" for name in VIEW_TABLES}
+        tables = {n: ViewTable(path, n, index_path(settings, n), keep_h) for n, path in fresh.items()}
+        progress = fill(tables, ledger, check)
+    except BaseException:
+        # The old tables are as they were.
+        _remove(settings.tables_root, folder)
+        raise
     for name in VIEW_TABLES:
-        _remove(settings.tables_root, f"{name}{_NEW}")
-        fresh = f"{settings.table_path(name)}{_NEW}"
-        tables[name] = ViewTable(fresh, name, index_path(settings, name), keep_h)
-    progress = fill(tables, ledger)
-    for name in VIEW_TABLES:
-        if "://" in settings.tables_root:
-            replace(settings, name)
-        else:
-            swap(Path(settings.table_path(name)))
+        check()
+        replace(settings, name, old[name], folder)
+    _remove(settings.tables_root, folder)
     return progress
 
 
-def fill(tables: dict[str, ViewTable], ledger: DeltaTable) -> ViewProgress:
+def _old_table(settings: Settings, name: str) -> DeltaTable | None:
+    """Open the view table that a rebuild replaces; None: there is none."""
+    path = settings.table_path(name)
+    try:
+        return DeltaTable(path)
+    except TableNotFoundError:
+        return None
+    except (DeltaError, OSError) as error:
+        raise Refused(f"{path} cannot be read: {reason_of(error)}. Delete it, and build again") from error
+
+
+def fill(
+    tables: dict[str, ViewTable], ledger: DeltaTable, check: Callable[[], None] = may_write
+) -> ViewProgress:
     """Apply all rows of the ledger to empty view tables, record the progress in them, and return it.
 
     The tables are then closed.
@@ -82,10 +104,12 @@ def fill(tables: dict[str, ViewTable], ledger: DeltaTable) -> ViewProgress:
     Args:
         tables: The view tables by name.
         ledger: The ledger, read at the version at which it was loaded.
+        check: Raises if this process may not write the tables any more.
     """
     offsets: dict[int, int] = {}
     with closing(Removals()) as removed:
         for rows in chunks(ledger):
+            check()
             changes = changes_of(rows)
             offsets = newest(offsets, changes.next_offsets)
             for name, table in tables.items():
@@ -147,19 +171,28 @@ def chunks(ledger: DeltaTable) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(held)
 
 
-def replace(settings: Settings, name: str) -> None:
-    """Replace the rows of the view table `name` in an object store by those of the new table, in one commit.
+def replace(settings: Settings, name: str, old: DeltaTable | None, folder: str) -> None:
+    """Replace the rows of the view table `name` by those of a new table, in one commit.
 
     The files of the new table are moved first. Readers of older versions of the table go on.
+
+    Args:
+        settings: The settings of the tables.
+        name: The name of the view table.
+        old: The view table, as it was read when the rebuild began. None: it is created.
+        folder: The folder of the new tables, beside the view tables.
+
+    Raises:
+        CommitFailedError: Another process has committed to the view table since then.
     """
-    path = settings.table_path(name)
-    fresh = DeltaTable(f"{path}{_NEW}")
-    is_there = DeltaTable.is_deltatable(path)
-    table = DeltaTable(path) if is_there else create_table(path, name, settings.views.keep_old_files_h)
+    fresh = DeltaTable(f"{settings.tables_root}/{folder}/{name}")
     storage = table_storage(settings.tables_root)
+    keep_h = settings.views.keep_old_files_h
+    table = create_table(settings.table_path(name), name, keep_h) if old is None else old
     adds: list[AddAction | RemoveAction] = []
     for file in pa.table(fresh.get_add_actions()).to_pylist():
-        storage.move(f"{name}{_NEW}/{file['path']}", f"{name}/{file['path']}")
+        storage.create_dir(f"{name}/{PurePosixPath(file['path']).parent}")
+        storage.move(f"{folder}/{name}/{file['path']}", f"{name}/{file['path']}")
         shelf = str(file["partition"][SHELF])
         adds.append(
             AddAction(file["path"], file["size_bytes"], {SHELF: shelf}, _now_ms(), True, _statistics(file))
@@ -170,7 +203,6 @@ def replace(settings: Settings, name: str) -> None:
     table.create_write_transaction(
         adds, mode="overwrite", schema=fresh.schema(), partition_by=[SHELF], commit_properties=commit
     )
-    _remove(settings.tables_root, f"{name}{_NEW}")
 
 
 def _statistics(file: dict[str, Any]) -> str:
@@ -185,23 +217,8 @@ def _now_ms() -> int:
 
 def _remove(root: str, folder: str) -> None:
     """Delete a folder of tables with all that is in it, if it is there."""
-    if "://" in root:
-        table_storage(root).delete_dir_contents(folder, missing_dir_ok=True)
-    else:
-        shutil.rmtree(Path(root, folder), ignore_errors=True)
-
-
-def swap(path: Path) -> None:
-    """Replace the table's directory `path` by the directory `<path>.new`, and delete the old one.
-
-    `path` may be missing, `<path>.new` must exist. Readers can still read the old files that they have open.
-    """
-    old = path.with_name(f"{path.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if path.exists():
-        path.rename(old)
-    path.with_name(f"{path.name}.new").rename(path)
-    shutil.rmtree(old, ignore_errors=True)
+    with suppress(FileNotFoundError):
+        table_storage(root).delete_dir(folder)
 
 
 def _print_check(settings: Settings, *, as_json: bool) -> int:
@@ -241,8 +258,8 @@ def main(arguments: list[str] | None = None) -> int:
         settings = load_settings()
         if args.check:
             return _print_check(settings, as_json=args.json)
-        with WriterClaim(settings):
-            progress = rebuild(settings)
+        with WriterClaim(settings) as claim:
+            progress = rebuild(settings, claim.check)
         text = f"the views hold the ledger up to its version {progress.ledger_version}"
         print(msgspec.json.encode(progress).decode() if args.json else text)
         return 0

@@ -98,19 +98,20 @@ def run(
         TrunklineError: A part cannot start, for example because the views are ahead of the ledger or Kafka
             does not answer.
     """
-    prepare_ledger(settings)
+    prepare_ledger(settings, claim.check)
     # A rebuild puts other tables in the place of those that the first tasks read.
-    build_views.prepare(settings)
+    build_views.prepare(settings, claim.check)
     with ExitStack() as parts:
         checkpoints = LedgerCheckpoints(settings)
         audit = AuditThread(settings)
         # The audit stops after the query, so that the last micro-batch is anchored.
         parts.callback(audit.stop)
-        query = settle_events.start(spark, settings, after_batch=checkpoints.committed)
+        query = settle_events.start(spark, settings, after_batch=checkpoints.committed, check=claim.check)
         parts.callback(query.stop)
         audit.start()
         builder = build_views.ViewBuilder(settings)
         parts.callback(builder.close)
+        claim.check()
         views = build_views.ViewThread(settings, builder)
         parts.callback(views.stop)
         views.start()
@@ -145,12 +146,15 @@ def _run_until_signal() -> int:
     settings = load_settings()
     load_keyring(settings)
     check_topic(settings)
-    stopping = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
+    signals, stopping = (signal.SIGTERM, signal.SIGINT), threading.Event()
+    for number in signals:
+        signal.signal(number, lambda *_: sys.exit(0))
     named = os.environ.get("TRUNKLINE_READY_FILE")
     create_ledger(settings)
+    build_views.check_not_ahead(settings)
     with WriterClaim(settings) as claim:
+        for number in signals:
+            signal.signal(number, lambda *_: stopping.set())
         # A switch of the fold takes the same claim, so the version cannot change after this check.
         check_fold_version(settings)
         spark = prepare_session(settings)

@@ -23,6 +23,7 @@ from pydantic import SecretStr
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from jobs.driver.programs import may_write
 from jobs.ledger.ledger_table import prepare_ledger
 from jobs.settling.fold_run import record_columns
 from jobs.settling.ledger_sink import LedgerSink
@@ -113,6 +114,7 @@ def start(
     available_now: bool = False,
     after_batch: Callable[[int], None] | None = None,
     keyring_source: KeyringSource = worker_keyring,
+    check: Callable[[], None] = may_write,
 ) -> StreamingQuery:
     """Start the settling query at the ledger's end, and return it. It runs until it is stopped.
 
@@ -123,16 +125,18 @@ def start(
             until it is stopped.
         after_batch: Called with the number of each committed micro-batch. None: nothing is called.
         keyring_source: Returns the master keys in a file, called in each worker process.
+        check: Raises if this process may not write the tables any more.
 
     Raises:
-        Refused: The audit chain is ahead of the ledger.
+        Refused: The audit chain is ahead of the ledger, or `check` raises it.
         StartRefused: A start would lose or repeat records.
         BackboneUnreachable: Kafka does not answer.
     """
     check_conf(spark.sparkContext.getConf())
-    prepare_ledger(settings)
+    prepare_ledger(settings, check)
     check_ledger_topic(settings)
     sink = LedgerSink(settings, after_batch)
+    check()
     check_log(settings.kafka, sink.ends)
     checkpoint = settings.state_path / "checkpoint"
     _delete_checkpoint(checkpoint)

@@ -20,7 +20,7 @@ from typing import Any
 
 from deltalake import DeltaTable
 
-from jobs.build_views import catch_up
+from jobs.build_views import catch_up, check_not_ahead
 from jobs.driver.programs import WriterClaim, exit_code_of, open_ledger
 from jobs.rebuild_views import rebuild
 from jobs.views.view_changes import ends_of
@@ -73,7 +73,9 @@ def switch(settings: Settings, ends: dict[str, int]) -> dict[str, Any]:
         Refused: The ledger lacks records or has a newer version, another process writes the views, or the views
             cannot be brought to the ledger's end.
     """
-    with WriterClaim(settings):
+    open_ledger(settings)
+    check_not_ahead(settings)
+    with WriterClaim(settings) as claim:
         state = state_of(settings)
         before = state["ledger_version"]
         if before is not None and before > FOLD_VERSION:
@@ -88,12 +90,14 @@ def switch(settings: Settings, ends: dict[str, int]) -> dict[str, Any]:
         if lacking["views"]:
             # The ledger has their changes already, so no version of the fold is needed for them.
             try:
-                catch_up(settings)
+                catch_up(settings, claim.check)
             except WrongViewTable:
-                rebuild(settings)
+                rebuild(settings, claim.check)
         body = FoldSwitched(from_version=before or 0, to_version=FOLD_VERSION, offsets=ends)
         noted = {FOLD_PROPERTY: str(FOLD_VERSION), SWITCH_PROPERTY: body.model_dump_json()}
-        open_ledger(settings).alter.set_table_properties(noted, raise_if_not_exists=False)
+        ledger = open_ledger(settings)
+        claim.check()
+        ledger.alter.set_table_properties(noted, raise_if_not_exists=False)
         return state_of(settings)
 
 

@@ -1,10 +1,11 @@
 """Parts that the programs of the jobs share: background threads, exit codes, and who may write the tables.
 
 One process at a time writes ledger and views, from whatever machine. On one machine a lock shows it at once.
-Across machines, a process claims the ledger by a commit without rows when it starts. Each commit is the version
-after the last one that its writer has read, or it fails (decision 0029). So a process that stood still while
-another one took over fails at its next commit, finds the claim, and ends. View tables get such a commit, too,
-if the process before may still write them.
+Across machines, a process claims the ledger when it starts: it writes its name into a property of the table.
+Delta refuses each commit of a writer that has read the table before its properties changed. So a process that
+stood still while another one took over fails at its next commit, finds the claim, and ends. View tables get the
+claim, too, if the process before may still write them: after the ledger, so that who opens them and then finds
+the ledger still his own cannot commit to them after a claim (decision 0029).
 
 A sign of life is a number that rises, in a small object beside the tables. A starting process watches it for
 `spark.silent_after_s`. No clocks are compared.
@@ -27,11 +28,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-import psutil
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
-from schemas.integrity.audit_chain import user_metadata
 from schemas.settings.settings import Settings, SettingsError
 from schemas.streams.fold import STREAM_ENTRIES, VIEW_TABLES
 from schemas.tables.delta_files import table_storage
@@ -88,6 +87,10 @@ def exit_code_of(program: str, action: Callable[[], int]) -> int:
         return 2 if isinstance(error, SettingsError) else error.exit_code
 
 
+def may_write() -> None:
+    """Allow all writing: the check of a process that no other one can take the tables from."""
+
+
 @contextmanager
 def _machine_lock(settings: Settings) -> Iterator[None]:
     """Hold the lock of this machine's writer. The kernel releases it if the process dies.
@@ -124,50 +127,62 @@ def open_ledger(settings: Settings) -> DeltaTable:
         raise NotFound(f"there is no ledger at {path}") from None
 
 
-_CLAIM_KEY: Final = "writer"
+_WRITER: Final = "trunkline.writer"
 _BEAT: Final = "_writer.json"
 _BEATS_A_TERM: Final = 6
 _LOOK_S: Final = 0.5
 _TRIES: Final = 20
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_UNKNOWN: Final = {"boot": "", "ids": "", "host": "unknown", "pid": 0}
 
 
-def claimant(metadata: str | None) -> str | None:
-    """Return who claims a table by a commit with this `user_metadata`; None: it is no claim."""
+def writer_of(table: DeltaTable) -> str | None:
+    """Return who has claimed the table last, in the version that is loaded, as text; None: nobody."""
+    return table.metadata().configuration.get(_WRITER)
+
+
+def name_of(writer: str | None) -> str:
+    """Return the host and the process in the text of a claim, for a message."""
     try:
-        place = json.loads(metadata or "{}")[_CLAIM_KEY]
+        place = json.loads(writer or "{}")
         return f"{place['host']}, process {place['pid']}"
     except (ValueError, KeyError, TypeError):
+        return "unknown"
+
+
+def _started(pid: int) -> int | None:
+    """Return when the process `pid` started, in clock ticks since the boot (proc(5)); None: it has ended."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
         return None
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else int(fields[19])
 
 
 def _own_place() -> dict[str, Any]:
     """Return where this process runs, so that a later one on the same machine sees whether it has ended."""
-    process = psutil.Process()
     return {
         "host": socket.gethostname(),
         "boot": _BOOT_ID.read_text(encoding="ascii").strip(),
         # Containers of one machine have ids of their own for their processes.
         "ids": str(Path("/proc/self/ns/pid").readlink()),
-        "pid": process.pid,
-        "created": process.create_time(),
+        "pid": os.getpid(),
+        "started": _started(os.getpid()),
     }
 
 
 def _has_ended(place: dict[str, Any], own: dict[str, Any]) -> bool:
     """Return whether a process is known to have ended. False: it runs, or ran on another machine."""
-    if (place["boot"], place["ids"]) != (own["boot"], own["ids"]):
-        return False
-    with suppress(psutil.NoSuchProcess):
-        return bool(psutil.Process(place["pid"]).create_time() != place["created"])
-    return True
+    is_here = (place["boot"], place["ids"]) == (own["boot"], own["ids"])
+    return is_here and _started(place["pid"]) != place.get("started")
 
 
 class WriterClaim(BackgroundThread):
     """The claim of a process that writes ledger and views, as a context manager.
 
-    Another process cannot commit to a table that it has read before the claim. It can commit to one that it
-    opens later, so long work must call `check` before it writes.
+    Another process can commit to no table that it has read before the claim. So a process that opens tables
+    must call `check` after that, and before it writes anything that is no commit.
 
     Attributes:
         lost: Why this process may not go on: another one has claimed the ledger. None: it may.
@@ -180,6 +195,7 @@ class WriterClaim(BackgroundThread):
         self._settings = settings
         self._id = uuid.uuid4().hex
         self._place = _own_place()
+        self._text = json.dumps({"claim": self._id, **self._place}, sort_keys=True)
         self._number = 0
         self._checking = threading.Lock()
         self._opened = ExitStack()
@@ -187,6 +203,9 @@ class WriterClaim(BackgroundThread):
 
     def __enter__(self) -> Self:
         """Take the lock of this machine, claim the ledger, and begin to give signs of life.
+
+        If another process may still be writing, this waits for its signs of life, up to
+        `spark.silent_after_s` of either process, and says so on stderr.
 
         Raises:
             Refused: Another process writes the tables. The message says where it runs.
@@ -196,18 +215,19 @@ class WriterClaim(BackgroundThread):
             opened.enter_context(_machine_lock(self._settings))
             self._ledger = open_ledger(self._settings)
             before = self._read_beat()
-            if before is not None and not _has_ended(before["place"], self._place):
+            is_unsure = before is not None and not _has_ended(before["place"], self._place)
+            if before is not None and is_unsure:
                 self._watch(before)
-                for name in VIEW_TABLES:
-                    path = self._settings.table_path(name)
-                    if DeltaTable.is_deltatable(path):
-                        self._claim(DeltaTable(path), name)
             self._ledger.update_incremental()
-            self._seen = self._claim(self._ledger)
+            self._claim(self._ledger)
+            for name in VIEW_TABLES if is_unsure else ():
+                path = self._settings.table_path(name)
+                if DeltaTable.is_deltatable(path):
+                    self._claim(DeltaTable(path), name)
             self._beat()
-            opened.callback(self._unclaim)
             # Of two that start at once, the later claim counts.
             self.check()
+            opened.callback(self.stop)
             self.start()
             self._opened = opened.pop_all()
         return self
@@ -217,28 +237,13 @@ class WriterClaim(BackgroundThread):
     ) -> None:
         self._opened.close()
 
-    def _unclaim(self) -> None:
-        self.stop()
-        if self.lost is not None or self._thread.is_alive():
-            return
-        with suppress(OSError):
-            found = self._read_beat()
-            if found is not None and found["claim"] == self._id:
-                self._tables.delete_file(_BEAT)
-
     def check(self) -> None:
         """Raise Refused if another process has claimed the ledger since this one did."""
         with self._checking:
-            self._check()
-
-    def _check(self) -> None:
-        self._ledger.update_incremental()
-        storage = table_storage(self._settings.table_path(LEDGER))
-        for version in range(self._seen + 1, self._ledger.version() + 1):
-            if (other := claimant(user_metadata(storage, version))) is not None:
-                self.lost = f"another process has taken over ({other})"
+            self._ledger.update_incremental()
+            if (now := writer_of(self._ledger)) != self._text:
+                self.lost = f"another process has taken over ({name_of(now)})"
                 raise Refused(self.lost)
-            self._seen = version
 
     def _run(self) -> None:
         while not self._stopping.wait(self._term_s / _BEATS_A_TERM):
@@ -250,12 +255,27 @@ class WriterClaim(BackgroundThread):
                 return
             except Exception as error:  # noqa: BLE001  others see us silent, and the next round tries again
                 print(f"writer_claim: {type(error).__name__}: {error}", flush=True)
+        if self.lost is None:
+            self._unclaim()
+
+    def _unclaim(self) -> None:
+        with suppress(OSError):
+            found = self._read_beat()
+            if found is not None and found["claim"] == self._id:
+                self._tables.delete_file(_BEAT)
 
     def _watch(self, before: dict[str, Any]) -> None:
         """Wait until the process before has given no sign of life for long enough."""
-        deadline = time.monotonic() + self._term_s
+        place, term_s = before["place"], max(self._term_s, before.get("term_s", 0))
+        print(
+            f"writer_claim: process {place['pid']} on {place['host']} may be writing the tables; waiting up to "
+            f"{term_s:g} s for a sign of life",
+            file=sys.stderr,
+            flush=True,
+        )
+        deadline = time.monotonic() + term_s
         while time.monotonic() < deadline:
-            time.sleep(min(_LOOK_S, self._term_s / _BEATS_A_TERM))
+            time.sleep(min(_LOOK_S, term_s / _BEATS_A_TERM))
             now = self._read_beat()
             if now is None:
                 return
@@ -263,26 +283,19 @@ class WriterClaim(BackgroundThread):
                 place = now["place"]
                 raise Refused(
                     f"process {place['pid']} on {place['host']} is writing the tables: stop it first, or wait "
-                    f"until it has given no sign of life for {self._term_s:g} s"
+                    f"until it has given no sign of life for {term_s:g} s"
                 )
 
-    def _claim(self, table: DeltaTable, view: str | None = None) -> int:
-        """Commit a version without rows to a table, so that who has not read it cannot commit the next one.
-
-        Returns the version.
-        """
-        named = json.dumps({_CLAIM_KEY: {"claim": self._id, **self._place}}, sort_keys=True)
+    def _claim(self, table: DeltaTable, view: str | None = None) -> None:
+        """Write this claim into the properties of a table, so that who has read it before cannot commit."""
         # Each commit of this table has the progress of the views.
         more = read_progress(table).metadata() if view == STREAM_ENTRIES else {}
         for attempt in itertools.count(1):
-            version = table.version() + 1
             try:
-                table.create_write_transaction(
-                    [],
-                    mode="append",
-                    schema=table.schema(),
-                    partition_by=table.metadata().partition_columns,
-                    commit_properties=CommitProperties({"userMetadata": named, **more}, max_commit_retries=0),
+                table.alter.set_table_properties(
+                    {_WRITER: self._text},
+                    raise_if_not_exists=False,
+                    commit_properties=CommitProperties(more, max_commit_retries=0),
                     # Old commits may have entries of the audit chain that are nowhere else yet.
                     post_commithook_properties=PostCommitHookProperties(
                         create_checkpoint=False, cleanup_expired_logs=False
@@ -294,14 +307,13 @@ class WriterClaim(BackgroundThread):
                 table.update_incremental()
             else:
                 break
-        return version
 
     def _beat(self) -> None:
         self._number += 1
-        text = json.dumps({"claim": self._id, "number": self._number, "place": self._place})
+        sign = {"claim": self._id, "number": self._number, "term_s": self._term_s, "place": self._place}
         draft = f"{_BEAT}.{self._id}"
         with self._tables.open_output_stream(draft) as stream:
-            stream.write(text.encode())
+            stream.write(json.dumps(sign).encode())
         self._tables.move(draft, _BEAT)
 
     def _read_beat(self) -> dict[str, Any] | None:
@@ -315,4 +327,4 @@ class WriterClaim(BackgroundThread):
         except FileNotFoundError:
             return None
         except (ValueError, TypeError):
-            return {"claim": "", "number": 0, "place": {"boot": "", "ids": "", "host": "unknown", "pid": 0}}
+            return {"claim": "", "number": 0, "place": _UNKNOWN}

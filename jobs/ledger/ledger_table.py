@@ -12,7 +12,7 @@ import itertools
 import json
 import sys
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -22,6 +22,7 @@ import pyarrow.parquet as parquet
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import DeltaError
 
+from jobs.driver.programs import may_write
 from schemas.fold.settled import FOLD_VERSION
 from schemas.integrity.audit_chain import partition_root, roots_text
 from schemas.integrity.ledger_leaves import ENCODINGS, NEWEST_ENCODING, ledger_leaves
@@ -162,13 +163,15 @@ def create_ledger(settings: Settings) -> None:
         DeltaTable.create(path, columns, mode="ignore", name=LEDGER, configuration=_properties(settings))
 
 
-def prepare_ledger(settings: Settings) -> None:
+def prepare_ledger(settings: Settings, check: Callable[[], None] = may_write) -> None:
     """Create the ledger, or add to an existing one the columns and table properties that it lacks.
 
-    Call it only while no program appends: an append fails if the table's metadata changes meanwhile.
+    Call it only while no program appends: an append fails if the table's metadata changes meanwhile. `check`
+    raises if this process may not write the tables any more.
     """
     create_ledger(settings)
     table = DeltaTable(settings.table_path(LEDGER))
+    check()
     known = {field.name for field in table.schema().fields}
     columns = Schema.from_arrow(with_comments(LEDGER_ARROW, LedgerRow)).fields
     lacking = [field for field in columns if field.name not in known]

@@ -18,7 +18,7 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql import DataFrame, Row
 
-from jobs.driver.programs import claimant
+from jobs.driver.programs import name_of, writer_of
 from jobs.ledger.ledger_chain import PLAN_PROPERTY, BatchPlan, LedgerChain, PlanKeeper
 from jobs.settling.log_checks import check_gaps
 from schemas.integrity.audit_chain import ChainEntry, commit_metadata, line_in_metadata, user_metadata
@@ -70,6 +70,7 @@ class LedgerSink:
         self._storage = table_storage(path)
         self._table = DeltaTable(path)
         self._seen = self._table.version()
+        self._writer = writer_of(self._table)
         self._chain = LedgerChain(settings)
         self._keeper = PlanKeeper(self._chain.head, self._chain.places())
         self._after_batch = after_batch
@@ -157,11 +158,11 @@ class LedgerSink:
             SecondWriter: Another job has committed a micro-batch, or has claimed the ledger.
         """
         self._table.update_incremental()
+        if (writer := writer_of(self._table)) != self._writer:
+            raise SecondWriter(f"another process has taken over ({name_of(writer)})")
         is_there = False
         for version in range(self._seen + 1, self._table.version() + 1):
             metadata = user_metadata(self._storage, version)
-            if (other := claimant(metadata)) is not None:
-                raise SecondWriter(f"another process has taken over ({other}) by version {version}")
             line = None if metadata is None else line_in_metadata(metadata, version)
             if line is not None and line.entry == mine:
                 is_there = True

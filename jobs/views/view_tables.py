@@ -18,13 +18,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import TableNotFoundError
+from pyarrow.fs import FileSelector
 
 from jobs.views.key_index import SHELF, Held, KeyIndex
 from jobs.views.view_changes import Key, RowChange, key_columns
 from schemas.settings.settings import Settings
 from schemas.streams.fold import STREAM_ENTRIES, VIEW_TABLES
 from schemas.tables.arrow_tables import VIEW_ARROW, VIEW_ROWS, Position, with_comments
-from schemas.tables.delta_files import dataset_of
+from schemas.tables.delta_files import dataset_of, is_table, table_storage
 from schemas.tables.view_progress import NO_PROGRESS, ViewProgress, read_progress
 from trunkline_agent.errors import TrunklineError
 
@@ -34,6 +35,8 @@ SHELF_ROWS: Final = 2048
 _RESTING_ROWS: Final = 16_384
 # The number of appends to the current shelf, with a file each, before its files are joined.
 _LOOSE_FILES: Final = 32
+# A rebuild builds the new tables in a folder whose name begins so, beside the old ones.
+REBUILD: Final = "_rebuild-"
 
 
 class WrongViewTable(TrunklineError):
@@ -352,10 +355,15 @@ def index_path(settings: Settings, table: str) -> Path:
     return settings.state_path / "views" / table
 
 
+def rebuild_folders(settings: Settings) -> list[str]:
+    """Return the names of the folders in which rebuilds of the views run or were killed."""
+    found = table_storage(settings.tables_root).get_file_info(FileSelector("", allow_not_found=True))
+    return [one.base_name for one in found if one.base_name.startswith(REBUILD)]
+
+
 def are_complete(settings: Settings) -> bool:
-    """Return whether all view tables exist and `stream_entries` has recorded a progress."""
-    paths = [settings.table_path(name) for name in VIEW_TABLES]
-    if not all(DeltaTable.is_deltatable(path) for path in paths):
+    """Return whether all view tables exist, `stream_entries` has a progress, and no rebuild was killed."""
+    if not all(is_table(settings.table_path(name)) for name in VIEW_TABLES) or rebuild_folders(settings):
         return False
     return read_progress(DeltaTable(settings.table_path(STREAM_ENTRIES))) != NO_PROGRESS
 

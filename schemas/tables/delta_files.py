@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
 _BYTES_READ: Final = 1024 * 1024
-# Each costs a round trip in an object store.
 _REASON_CHARACTERS: Final = 300
+# Each costs a round trip in an object store.
 _REQUESTS_AT_ONCE: Final = 8
 # The column of a scan that says whether a row matches the filter.
 _MATCHES: Final = "row matches the filter"
@@ -124,6 +124,9 @@ def _has_views(file: ds.ParquetFileFragment) -> bool:
 class _ObjectStorage(DeltaStorageHandler):
     """The handler of an object store, made to fit Arrow where deltalake 1.6 does not."""
 
+    def delete_dir(self, path: str) -> None:
+        self.delete_dir_contents(path)
+
     def delete_dir_contents(self, path: str, missing_dir_ok: bool = False) -> None:  # type: ignore[override]
         found = self.get_file_info_selector(FileSelector(path, allow_not_found=True, recursive=True))
         with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as threads:
@@ -151,7 +154,10 @@ def table_storage(path: str) -> FileSystem:
 
     `path` is a local path or a URI of an object store.
     """
-    if "://" in path:
+    where = urlsplit(path)
+    if where.scheme == "file":
+        path = unquote(where.path)
+    elif "://" in path:
         return PyFileSystem(_ObjectStorage(path))
     # No Python file system: Arrow's threads would need the interpreter lock while the program exits, and abort.
     return SubTreeFileSystem(path, LocalFileSystem())
@@ -168,9 +174,7 @@ def reason_of(error: Exception) -> str:
 
 def dataset_of(table: DeltaTable) -> TableRows:
     """Return all rows of `table`, in the version of the table that is loaded."""
-    where = urlsplit(table.table_uri)
-    path = unquote(where.path) if where.scheme == "file" else table.table_uri
-    return TableRows(table.to_pyarrow_dataset(filesystem=table_storage(path)))
+    return TableRows(table.to_pyarrow_dataset(filesystem=table_storage(table.table_uri)))
 
 
 def rows_at(path: str, columns: Sequence[str], where: pc.Expression | None = None) -> pa.Table | None:

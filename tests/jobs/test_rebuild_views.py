@@ -15,6 +15,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from jobs import rebuild_views, refold
+from jobs.build_views import prepare
 from jobs.driver.programs import WriterClaim
 from jobs.rebuild_views import Removals, rebuild
 from jobs.settling.fold_run import settle_run
@@ -76,7 +77,9 @@ class Backbone:
         names, values = zip(*record.headers(), strict=True)
         offset, self._ends[partition] = self._ends[partition], self._ends[partition] + 1
         self._moment += 1000
-        return Record("t", partition, offset, self._moment, record.key, record.value, names, values)
+        return Record(
+            self.settings.kafka.topic, partition, offset, self._moment, record.key, record.value, names, values
+        )
 
     def build(self) -> None:
         """Apply all new changes in one micro-batch, as build_views does."""
@@ -311,41 +314,66 @@ def test_a_rebuild_mends_a_table_that_differs(backbone: Backbone) -> None:
     assert backbone.state() == before
 
 
-def test_a_rebuild_killed_while_it_swaps_is_seen_and_can_be_repeated(
-    backbone: Backbone, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("are_missing", [False, True])
+def test_a_rebuild_killed_before_any_of_its_commits_is_seen_and_repeated(
+    backbone: Backbone, monkeypatch: pytest.MonkeyPatch, are_missing: bool
 ) -> None:
     before = backbone.state()
-    real = rebuild_views.swap
+    if are_missing:
+        for table in VIEW_TABLES:
+            shutil.rmtree(backbone.settings.table_path(table))
+    real = DeltaTable.create_write_transaction
     # Killed at one table after the other, each time on top of what the kill before has left.
     for killed_at in range(len(VIEW_TABLES)):
-        swapped: list[Path] = []
+        left = iter(range(killed_at, -1, -1))
 
-        def swap(path: Path, killed_at: int = killed_at, swapped: list[Path] = swapped) -> None:
-            if len(swapped) == killed_at:
-                path.rename(path.with_name(f"{path.name}.old"))
+        def commit(table: DeltaTable, actions: Any, mode: str, left: Any = left, **more: Any) -> None:
+            if mode == "overwrite" and next(left) == 0:
                 raise KeyboardInterrupt
-            swapped.append(path)
-            real(path)
+            real(table, actions, mode, **more)
 
-        monkeypatch.setattr(rebuild_views, "swap", swap)
+        monkeypatch.setattr(DeltaTable, "create_write_transaction", commit)
         with pytest.raises(KeyboardInterrupt):
             rebuild(backbone.settings)
         assert not are_complete(backbone.settings), "so the job does not go on from half of it"
-    monkeypatch.setattr(rebuild_views, "swap", real)
+    monkeypatch.undo()
+    prepare(backbone.settings)
+    assert backbone.state() == before
+    assert are_complete(backbone.settings)
+
+
+def test_a_rebuild_that_fails_before_it_has_built_all_leaves_the_old_views_in_use(
+    backbone: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = backbone.state()
+    monkeypatch.setattr(rebuild_views, "chunks", lambda _: iter(["no rows"]))
+    with pytest.raises((AttributeError, TypeError)):
+        rebuild(backbone.settings)
+    assert are_complete(backbone.settings)
+    assert backbone.state() == before
+
+
+def test_a_view_table_that_cannot_be_read_is_named_and_must_be_deleted_first(backbone: Backbone) -> None:
+    before = backbone.state()
+    path = Path(backbone.settings.table_path(REGISTRY_JOBS))
+    for file in (path / "_delta_log").iterdir():
+        file.write_text("damaged")
+    with pytest.raises(Refused, match=f"{REGISTRY_JOBS} cannot be read: .*Delete it"):
+        rebuild(backbone.settings)
+    shutil.rmtree(path)
     rebuild(backbone.settings)
     assert backbone.state() == before
 
 
-def test_where_nothing_can_be_renamed_missing_tables_are_built_in_place(backbone: Backbone) -> None:
+def test_tables_at_a_uri_are_built_anew_as_those_on_a_path_are(backbone: Backbone) -> None:
     before = backbone.state()
     root = Path(backbone.settings.tables_root)
-    shutil.rmtree(root / VIEW_TABLES[-1])  # as a build that was killed leaves it
     at_uri = backbone.settings.model_copy(update={"storage": StorageSettings(tables=root.as_uri())})
-    rebuild(at_uri)
-    assert backbone.state() == before
-    assert are_complete(at_uri)
-    with pytest.raises(Refused, match="delete the view tables"):
+    shutil.rmtree(root / VIEW_TABLES[-1])
+    for _ in range(2):
         rebuild(at_uri)
+        assert backbone.state() == before
+        assert are_complete(at_uri)
 
 
 def test_without_a_ledger_or_views_it_says_so(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -12,28 +11,37 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import CommitFailedError
+from pyspark.sql import SparkSession
 
-from connectors.programs.local_stack.part_plan import class_path
 from connectors.tools.audit.verification import verify
-from jobs import build_views
-from jobs.driver.programs import WriterClaim
+from jobs import build_views, rebuild_views, settle_events
+from jobs.driver.programs import WriterClaim, may_write
 from jobs.ledger.ledger_table import create_ledger
+from jobs.maintain_tables import tidy_ledger
+from jobs.refold import check_views
 from jobs.settling.ledger_sink import LedgerSink, SecondWriter
-from schemas.keys.sealing import Keyring
-from schemas.settings.settings import PROJECT_ROOT, Settings, SparkSettings, ViewSettings
-from schemas.streams.fold import STREAM_ENTRIES
+from schemas.keys.sealing import Keyring, load_keyring
+from schemas.settings.settings import PROJECT_ROOT, Settings, SparkSettings, StorageSettings
+from schemas.streams.fold import VIEW_TABLES
+from schemas.tables.delta_files import table_storage
+from schemas.tables.ledger import LEDGER
 from tests.audited_ledger import AuditedLedger
 from tests.broker_processes import ProgramProcess, program_environment, stand_still, wait_until
 from tests.jobs.conftest import DRAIN_LIMIT_S, ledger_rows
+from tests.jobs.test_rebuild_views import Backbone
 from tests.jobs.test_run_streams import JOB, status_of
 from tests.jobs.topic_load import append_all, event, registration
+from tests.s3_server import ObjectStore
 from trunkline_agent.errors import Refused
 
 SILENT_S = 3.0
+BEAT = "_writer.json"
 # Claims the ledger, says so, and ends without a word when its input ends.
 _HOLDER = """
 import os, sys
@@ -46,10 +54,14 @@ with WriterClaim(load_settings()) as claim:
 """
 
 
-@pytest.fixture
-def one(backbone_settings: Settings) -> Settings:
+@pytest.fixture(params=["local disk", "object store"])
+def one(backbone_settings: Settings, request: pytest.FixtureRequest) -> Settings:
     """The settings of a job on one machine. Its ledger is there."""
     settings = backbone_settings.model_copy(update={"spark": SparkSettings(silent_after_s=SILENT_S)})
+    if request.param == "object store":
+        s3: ObjectStore = request.getfixturevalue("s3")
+        there = StorageSettings(tables=f"s3://{s3.bucket}/tables")
+        settings = settings.model_copy(update={"storage": there})
     create_ledger(settings)
     return settings
 
@@ -115,31 +127,78 @@ def test_a_job_that_was_killed_on_this_machine_keeps_nobody_waiting(
         assert time.monotonic() - began < SILENT_S / 2
 
 
+def beat_of(settings: Settings) -> dict[str, Any]:
+    """The last sign of life."""
+    with table_storage(settings.tables_root).open_input_stream(BEAT) as stream:
+        return dict(json.loads(stream.read()))
+
+
+def write_beat(settings: Settings, text: str) -> None:
+    """Write a sign of life."""
+    with table_storage(settings.tables_root).open_output_stream(BEAT) as stream:
+        stream.write(text.encode())
+
+
+def beat_from_elsewhere(settings: Settings, **more: Any) -> None:
+    """Leave the sign of life of a process on another machine."""
+    with WriterClaim(settings):
+        found = beat_of(settings)
+    found["place"] |= {"boot": "another machine's", "host": "far", "pid": 1}
+    write_beat(settings, json.dumps(found | more))
+
+
 @pytest.mark.requirement("DP-13")
-def test_of_a_job_elsewhere_nothing_but_its_silence_is_known(one: Settings, other: Settings) -> None:
-    beat = Path(one.tables_root) / "_writer.json"
+def test_a_process_with_the_number_of_one_that_was_killed_keeps_nobody_waiting(
+    one: Settings, other: Settings
+) -> None:
     with WriterClaim(one):
-        found = json.loads(beat.read_text())
-    found["place"] |= {"boot": "another machine's", "pid": 1}
-    beat.write_text(json.dumps(found))
+        found = beat_of(one)
+    assert found["place"]["pid"] == os.getpid()
+    found["place"]["started"] -= 1
+    write_beat(one, json.dumps(found))
     began = time.monotonic()
     with WriterClaim(other):
-        assert time.monotonic() - began >= SILENT_S
+        assert time.monotonic() - began < SILENT_S / 2
+
+
+@pytest.mark.requirement("DP-13")
+@pytest.mark.parametrize("term_s", [SILENT_S / 2, SILENT_S * 2])
+def test_of_a_job_elsewhere_nothing_but_its_silence_is_known_and_the_longer_of_both_terms_counts(
+    one: Settings, other: Settings, term_s: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    beat_from_elsewhere(one, term_s=term_s)
+    began = time.monotonic()
+    with WriterClaim(other):
+        assert time.monotonic() - began >= max(SILENT_S, term_s)
+    assert "process 1 on far may be writing the tables; waiting up to" in capsys.readouterr().err
+
+
+@pytest.mark.requirement("DP-13")
+def test_a_job_that_waits_for_signs_of_life_ends_at_once_when_it_is_told_to(
+    one: Settings, start_streams: Callable[..., ProgramProcess]
+) -> None:
+    patient = one.model_copy(update={"spark": SparkSettings(silent_after_s=300)})
+    beat_from_elsewhere(patient)
+    version = DeltaTable(one.table_path(LEDGER)).version()
+    waiting = start_streams(patient)
+    wait_until(lambda: "may be writing the tables" in waiting.log(), DRAIN_LIMIT_S, "it says that it waits")
+    assert waiting.stop(timeout_s=10) == 0, waiting.log()[-2000:]
+    assert DeltaTable(one.table_path(LEDGER)).version() == version
 
 
 @pytest.mark.requirement("DP-13")
 def test_a_sign_of_life_that_cannot_be_read_delays_the_next_job_and_does_not_prevent_it(
     one: Settings, other: Settings
 ) -> None:
-    beat = Path(one.tables_root) / "_writer.json"
     for damaged in ("", "[1]", '{"claim"'):
-        beat.write_text(damaged)
+        write_beat(one, damaged)
         began = time.monotonic()
         with WriterClaim(other) as claim:
             assert time.monotonic() - began >= SILENT_S
             claim.check()
-            assert json.loads(beat.read_text())["number"] >= 1
-        assert not beat.exists()
+            assert beat_of(one)["number"] >= 1
+        with pytest.raises(FileNotFoundError):
+            beat_of(one)
 
 
 @pytest.mark.requirement("DP-13")
@@ -176,70 +235,155 @@ def test_a_claim_removes_no_commit_whose_entry_may_be_nowhere_else(tmp_path: Pat
     assert set(versions) <= set(ledger.log_versions())
 
 
+@pytest.fixture
+def settled(one: Settings, tmp_path: Path, keyring: Keyring) -> Settings:
+    """The same, with three small files of settled records in the ledger and views of them."""
+    backbone = Backbone(tmp_path / "made")
+    backbone.settings, backbone.keyring = one, keyring
+    for seq in range(1, 4):
+        backbone.settle(*([registration(JOB, keyring)] if seq == 1 else []), event(JOB, seq, "progress"))
+    build_views.catch_up(one)
+    return one
+
+
+def versions(settings: Settings) -> dict[str, int]:
+    """The version of each table."""
+    names = (LEDGER, *VIEW_TABLES)
+    return {name: DeltaTable(settings.table_path(name)).version() for name in names}
+
+
+def silent(claim: WriterClaim) -> WriterClaim:
+    """Let a process give no sign of life any more, as one that stands still."""
+    claim._beat = lambda: None  # type: ignore[method-assign]
+    return claim
+
+
+WRITES: dict[str, Callable[[DeltaTable], object]] = {
+    "rows": lambda table: table.create_write_transaction(
+        [],
+        mode="append",
+        schema=table.schema(),
+        partition_by=table.metadata().partition_columns,
+        commit_properties=CommitProperties(max_commit_retries=0),
+    ),
+    # As maintenance and a switch of the fold commit, with delta-rs's retries.
+    "compaction": lambda table: table.optimize.compact(),
+    "vacuum": lambda table: table.vacuum(0, dry_run=False, enforce_retention_duration=False, full=True),
+    "property": lambda table: table.alter.set_table_properties({"a.b": "c"}, raise_if_not_exists=False),
+}
+
+
 @pytest.mark.requirement("DP-14")
+@pytest.mark.parametrize("write", WRITES)
 def test_a_job_that_stood_still_across_the_take_over_commits_nothing_to_any_table(
-    one: Settings, other: Settings, holder: subprocess.Popen[bytes]
+    settled: Settings, other: Settings, holder: subprocess.Popen[bytes], write: str
 ) -> None:
-    build_views.prepare(one)
     # As the job that stands still has read them.
-    sink = LedgerSink(one)
-    entries = DeltaTable(one.table_path(STREAM_ENTRIES))
+    sink = LedgerSink(settled)
+    tables = [DeltaTable(settled.table_path(name)) for name in (LEDGER, *VIEW_TABLES)]
+    unused = [table_storage(table.table_uri) for table in tables]
+    for storage in unused:
+        with storage.open_output_stream("unused.parquet") as stream:
+            stream.write(b"of no version")
     stand_still(holder)
     with WriterClaim(other):
+        before = versions(settled)
         with pytest.raises(SecondWriter, match="another process has taken over"):
             sink.next_plan()
-        with pytest.raises(CommitFailedError):
-            entries.create_write_transaction(
-                [],
-                mode="append",
-                schema=entries.schema(),
-                partition_by=entries.metadata().partition_columns,
-                commit_properties=CommitProperties(max_commit_retries=0),
-            )
+        for table in tables:
+            # A view has no files to join here.
+            if write != "compaction" or table is tables[0]:
+                with pytest.raises(CommitFailedError):
+                    WRITES[write](table)
+        assert versions(settled) == before
+        assert all(storage.get_file_info("unused.parquet").size for storage in unused)
 
 
-@pytest.fixture
-def streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ProgramProcess]]:
-    """Starts the streaming jobs with some settings."""
-    arguments = [
-        "--properties-file",
-        str(PROJECT_ROOT / "conf" / "spark-defaults.conf"),
-        "--master",
-        "local[2]",
-    ]
-    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
-    started: list[ProgramProcess] = []
+@pytest.mark.requirement("DP-14")
+@pytest.mark.parametrize("looks_again", [True, False])
+def test_a_rebuild_that_stood_still_across_the_take_over_changes_no_view_and_harms_no_other_rebuild(
+    settled: Settings, other: Settings, monkeypatch: pytest.MonkeyPatch, looks_again: bool
+) -> None:
+    real = rebuild_views.chunks
+    taken: list[WriterClaim] = []
+    before: dict[str, int] = {}
 
-    def start(settings: Settings) -> ProgramProcess:
-        name = f"streams-{len(started)}"
-        more = ["--conf", f"spark.local.dir={tmp_path / name}", "--driver-class-path", class_path()]
-        monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", shlex.join([*arguments, *more, "pyspark-shell"]))
-        views = ViewSettings(interval_ms=200, maintenance_interval_s=0)
-        settings = settings.model_copy(update={"views": views})
-        started.append(ProgramProcess("jobs.run_streams", settings, tmp_path, name))
-        return started[-1]
+    def stand_still_at_the_end(ledger: DeltaTable) -> Iterator[pa.Table]:
+        yield from real(ledger)
+        monkeypatch.setattr(rebuild_views, "chunks", real)
+        taken.append(WriterClaim(other).__enter__())
+        if looks_again:
+            rebuild_views.rebuild(other, taken[0].check)
+        before.update(versions(settled))
+        yield from real(ledger)
 
-    yield start
-    for program in started:
-        program.process.send_signal(signal.SIGCONT)
-        program.kill()
+    monkeypatch.setattr(rebuild_views, "chunks", stand_still_at_the_end)
+    try:
+        with WriterClaim(settled) as claim:
+            silent(claim)
+            with pytest.raises(Refused if looks_again else CommitFailedError):
+                rebuild_views.rebuild(settled, claim.check if looks_again else may_write)
+    finally:
+        taken[0].__exit__(None, None, None)
+    assert versions(settled) == before
+    assert check_views(settled, DeltaTable(settled.table_path(LEDGER)), load_keyring(settled)).differences == []
+
+
+@pytest.mark.requirement("DP-14")
+def test_a_process_that_opens_the_tables_after_the_take_over_looks_at_its_claim_and_writes_nothing(
+    settled: Settings, other: Settings, spark: SparkSession
+) -> None:
+    with WriterClaim(settled) as claim:
+        silent(claim)
+        with WriterClaim(other):
+            before = versions(settled)
+            for late in (
+                lambda: tidy_ledger(settled, check=claim.check),
+                lambda: rebuild_views.rebuild(settled, claim.check),
+                lambda: build_views.catch_up(settled, claim.check),
+                lambda: settle_events.start(spark, settled, check=claim.check),
+            ):
+                with pytest.raises(Refused, match="another process has taken over"):
+                    late()
+            assert versions(settled) == before and not spark.streams.active
+
+
+@pytest.mark.requirement("DP-16")
+def test_a_store_that_is_away_for_longer_than_the_term_ends_no_claim_and_holds_up_no_stop(
+    backbone_settings: Settings, s3: ObjectStore, tmp_path: Path
+) -> None:
+    there = StorageSettings(tables=f"s3://{s3.bucket}/tables")
+    spark = SparkSettings(silent_after_s=SILENT_S)
+    settings = backbone_settings.model_copy(update={"spark": spark, "storage": there})
+    create_ledger(settings)
+    with WriterClaim(settings) as claim:
+        s3.fail(refused=1)
+        time.sleep(2 * SILENT_S)
+        s3.fail()
+        number = beat_of(settings)["number"]
+        wait_until(lambda: beat_of(settings)["number"] > number, DRAIN_LIMIT_S, "signs of life go on")
+        claim.check()
+        s3.fail(refused=1)
+        began = time.monotonic()
+    assert time.monotonic() - began < 15
+    s3.fail()
 
 
 @pytest.mark.requirement("DP-13")
 @pytest.mark.requirement("DP-14")
 @pytest.mark.timeout(600)
 def test_a_job_that_hangs_is_replaced_and_ends_when_it_wakes_with_each_record_settled_once(
-    streams: Callable[..., ProgramProcess], one: Settings, other: Settings, keyring: Keyring
+    start_streams: Callable[..., ProgramProcess], one: Settings, other: Settings, keyring: Keyring
 ) -> None:
-    first = streams(one)
+    first = start_streams(one)
     first.wait_ready(DRAIN_LIMIT_S)
-    refused = streams(other)
+    refused = start_streams(other)
     wait_until(lambda: refused.process.poll() is not None, DRAIN_LIMIT_S, "the second one is refused")
     assert refused.process.returncode == 4 and "is writing the tables: stop it first" in refused.log()
     append_all(one, [registration(JOB, keyring)])
     wait_until(lambda: status_of(one) == "pending", DRAIN_LIMIT_S, "the first one settles")
     stand_still(first.process)
-    second = streams(other)
+    second = start_streams(other)
     second.wait_ready(DRAIN_LIMIT_S)
     append_all(one, [event(JOB, 1, "started")])
     wait_until(lambda: status_of(one) == "running", DRAIN_LIMIT_S, "the second one settles")
