@@ -67,8 +67,10 @@ def tidy_ledger(settings: Settings, keep_h: int | None = None, check: Callable[[
     table.update_incremental()
     table.create_checkpoint()
     # Entries that are removed from the log must be in the chain file.
-    AuditTrail(settings).catch_up()
+    trail = AuditTrail(settings)
+    trail.catch_up()
     check()
+    trail.merge()
     table.cleanup_metadata()
 
 

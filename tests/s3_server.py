@@ -119,8 +119,8 @@ class ObjectStore:
     def with_bucket(self) -> ObjectStore:
         """The same server with a new bucket, and without faults."""
         made = replace(self, bucket=f"test-{uuid.uuid4().hex}")
-        httpx.put(f"{self.url}/{made.bucket}").raise_for_status()
         made.fail()
+        httpx.put(f"{self.url}/{made.bucket}").raise_for_status()
         return made
 
     def fail(self, **faults: float) -> dict[str, int]:

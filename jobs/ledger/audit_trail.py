@@ -76,6 +76,9 @@ class AuditTrail:
         found = lines_in_log(self._storage, -1 if self._last is None else self._last.version)
         self._append(found.lines)
         self._seen = found.version
+
+    def merge(self) -> None:
+        """Join many small objects of the chain to one. Only maintenance may call it. A file is not changed."""
         if isinstance(self.path, ObjectLines):
             self.path.merge()
 
@@ -126,7 +129,7 @@ class AuditTrail:
         statement = statement_of(entry, round(time.time() * 1_000_000))
         place, line = anchors_file(self._settings), sign_statement(statement, key).text()
         if isinstance(place, ObjectLines):
-            place.append(statement.time_us, line)
+            place.append(statement.time_us, statement.time_us, line)
         else:
             _append_line(place, line)
         self._anchored, self._anchored_at = entry.number + 1, time.monotonic()
@@ -144,7 +147,8 @@ class AuditTrail:
         if isinstance(self.path, ObjectLines):
             # Another thread may write the same entries: a reader passes over what comes again.
             if wanted := self._lacking(lines):
-                self.path.append(wanted[0].version, b"".join(line.text() for line in wanted))
+                texts = b"".join(line.text() for line in wanted)
+                self.path.append(wanted[0].version, wanted[-1].version, texts)
                 self._last = wanted[-1]
             return
         if not lines:

@@ -10,6 +10,7 @@ import base64
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import msgspec
 from cryptography.exceptions import InvalidSignature
@@ -104,13 +105,25 @@ def read_anchors(path: LinePlace) -> list[Anchor | None]:
     A crash while a line was written may leave such a line. Signatures are not verified. Raises OSError if the
     file does not exist or cannot be read, and TrunklineError for an object store that does not answer.
     """
-    found: list[Anchor | None] = []
-    for text in path.lines() if isinstance(path, ObjectLines) else path.read_bytes().splitlines():
-        try:
-            found.append(_parse(text))
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            found.append(None)
-    return found
+    texts = path.lines() if isinstance(path, ObjectLines) else path.read_bytes().splitlines()
+    return [_parsed(text) for text in texts]
+
+
+def newest_anchor(path: LinePlace) -> Anchor | None:
+    """Return the last anchor of a file or object store that can be parsed, or None if there is none.
+
+    Raises what `read_anchors` raises. Of an object store, only the newest objects are read.
+    """
+    if not isinstance(path, ObjectLines):
+        return next((anchor for anchor in reversed(read_anchors(path)) if anchor is not None), None)
+    return next((anchor for text in path.from_end() if (anchor := _parsed(text)) is not None), None)
+
+
+def _parsed(text: bytes) -> Anchor | None:
+    try:
+        return _parse(text)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def key_id(key: Ed25519PublicKey) -> str:
@@ -188,13 +201,13 @@ def anchors_file(settings: Settings) -> LinePlace:
 
 
 def is_beside_the_ledger(settings: Settings, anchors: LinePlace) -> bool:
-    """Return whether the anchors are stored inside `data_dir` or the folder of the tables.
+    """Return whether the anchors are stored inside `data_dir`, the folder or the bucket of the tables.
 
     `anchors` is their file or place. Callers warn about such a place: a person who can truncate the ledger
     there can truncate the anchors as well.
     """
     if isinstance(anchors, ObjectLines):
-        return f"{anchors}/".startswith(f"{settings.tables_root.rstrip('/')}/")
+        return urlsplit(str(anchors))[:2] == urlsplit(settings.tables_root)[:2]
     folders = [settings.data_path]
     if "://" not in settings.tables_root:
         folders.append(Path(settings.tables_root))

@@ -1,13 +1,15 @@
 """Lines that only grow, in an object store: those of the audit chain, and those of its anchors.
 
 An object store cannot append to an object. So each append is an object of its own, and none is written over: a
-bucket whose objects nobody can change (object lock) serves for anchors. The names sort as the lines do.
+bucket whose objects nobody can change (object lock) serves for anchors. An object's name has the places of its
+first and its last line. A crash may leave a line in two objects.
 """
 
 from __future__ import annotations
 
+import itertools
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +23,7 @@ from trunkline_agent.errors import TrunklineError
 
 _READ_AT_ONCE: Final = 16
 _MERGED_FROM: Final = 100
+_TRIES: Final = 5
 
 
 class ObjectLines:
@@ -40,43 +43,54 @@ class ObjectLines:
 
     def exists(self) -> bool:
         """Return whether there is a line."""
-        return bool(self._names())
+        try:
+            return any(page for page in self._store.list(chunk_size=1))
+        except BaseError as error:
+            raise self._trouble(error) from error
 
     def lines(self) -> Iterator[bytes]:
         """Yield all lines with their line ends, in order. A line that several objects have comes once."""
         seen = set[int]()  # hashes, because there may be very many
-        for line in self._lines_of(self._names()):
+        for line in self._followed(sorted):
             if hash(line) not in seen:
                 seen.add(hash(line))
                 yield line
 
     def from_end(self) -> Iterator[bytes]:
         """Yield all lines with their line ends, the last one first. Some may come again."""
-        for name in reversed(self._names()):
-            yield from reversed(list(self._lines_of([name])))
 
-    def append(self, at: int, lines: bytes) -> None:
-        """Write whole lines as one object. `at` is the place of the first one, such as a time or a version."""
+        def last_first(names: Iterable[str]) -> list[str]:
+            return sorted(names, key=lambda name: name.split("-")[1], reverse=True)
+
+        return self._followed(last_first, from_end=True)
+
+    def append(self, first: int, last: int, lines: bytes) -> None:
+        """Write whole lines as one object.
+
+        Args:
+            first: The place of the first line, such as a time or a version.
+            last: The place of the last line.
+            lines: The lines.
+        """
         try:
-            self._store.put(f"{at:020d}-{uuid.uuid4().hex[:12]}.ndjson", lines, mode="create")
+            self._store.put(f"{first:020d}-{last:020d}-{uuid.uuid4().hex[:12]}.ndjson", lines, mode="create")
         except BaseError as error:
             raise self._trouble(error) from error
 
     def merge(self) -> None:
         """Join many small objects to one. A crash leaves lines in two objects, and none is lost.
 
-        Call it only if objects may be deleted, and while nobody else merges.
+        Call it only if objects may be deleted, and while nobody else merges. Readers go on.
         """
-        names = self._names()
-        small = [name for name in names if "+" not in name]
+        small = sorted(name for name in self._names() if "+" not in name)
         if len(small) < _MERGED_FROM:
             return
-        lines = list(dict.fromkeys(self._lines_of(small)))
-        at = small[0].partition("-")[0]
+        first, last = small[0].split("-")[0], max(name.split("-")[1] for name in small)
         try:
-            self._store.put(f"{at}-{uuid.uuid4().hex[:12]}+.ndjson", b"".join(lines), mode="create")
+            lines = list(dict.fromkeys(self._lines_of(small)))
+            self._store.put(f"{first}-{last}-{uuid.uuid4().hex[:12]}+.ndjson", b"".join(lines), mode="create")
             self._store.delete(small)
-        except BaseError as error:
+        except (BaseError, FileNotFoundError) as error:
             raise self._trouble(error) from error
 
     @cached_property
@@ -85,22 +99,36 @@ class ObjectLines:
 
     def _names(self) -> list[str]:
         try:
-            return sorted(file["path"] for page in self._store.list() for file in page)
+            return [file["path"] for page in self._store.list() for file in page]
         except BaseError as error:
             raise self._trouble(error) from error
 
-    def _lines_of(self, names: Sequence[str]) -> Iterator[bytes]:
-        def read(name: str) -> bytes:
-            return bytes(self._store.get(name).bytes())
-
-        with ThreadPoolExecutor(_READ_AT_ONCE) as threads:
-            for first in range(0, len(names), 10 * _READ_AT_ONCE):
-                try:
-                    contents = list(threads.map(read, names[first : first + 10 * _READ_AT_ONCE]))
-                except (BaseError, FileNotFoundError) as error:
+    def _followed(
+        self, ordered: Callable[[Iterable[str]], list[str]], *, from_end: bool = False
+    ) -> Iterator[bytes]:
+        """Yield the lines of the objects in an order of their names. After a merge, some come again."""
+        for attempt in itertools.count(1):
+            try:
+                yield from self._lines_of(ordered(self._names()), from_end=from_end)
+            except (BaseError, FileNotFoundError) as error:
+                # A merge has deleted what was listed before, and the list has its lines in another object.
+                if not isinstance(error, FileNotFoundError) or attempt == _TRIES:
                     raise self._trouble(error) from error
-                for content in contents:
-                    yield from content.splitlines(keepends=True)
+            else:
+                return
+
+    def _lines_of(self, names: Sequence[str], *, from_end: bool = False) -> Iterator[bytes]:
+        def read(name: str) -> list[bytes]:
+            lines = bytes(self._store.get(name).bytes()).splitlines(keepends=True)
+            return lines[::-1] if from_end else lines
+
+        # The first one alone: who asks for the newest line needs no other.
+        starts = [0, 1] if names else [0]
+        starts += range(1 + _READ_AT_ONCE, len(names), _READ_AT_ONCE)
+        with ThreadPoolExecutor(_READ_AT_ONCE) as threads:
+            for begin, end in itertools.pairwise([*starts, len(names)]):
+                for lines in list(threads.map(read, names[begin:end])):
+                    yield from lines
 
     def _trouble(self, error: Exception) -> TrunklineError:
         return TrunklineError(f"{self.place}: {reason_of(error)}")

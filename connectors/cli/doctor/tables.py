@@ -19,7 +19,7 @@ from pyarrow.fs import FileSelector
 from connectors.cli.doctor.findings import START, Checks, Finding, check_part, fail, is_started, ok, warn
 from connectors.hub.live.table_progress_reader import LedgerProgressReader, ViewProgressReader
 from connectors.programs.local_stack.part_plan import STREAMS
-from schemas.integrity.audit_anchors import anchors_file, chain_file, is_beside_the_ledger, read_anchors
+from schemas.integrity.audit_anchors import anchors_file, chain_file, is_beside_the_ledger, newest_anchor
 from schemas.integrity.audit_chain import last_in_file
 from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import KafkaSettings, Settings
@@ -191,10 +191,10 @@ def check_anchors(settings: Settings) -> Finding:
     path = anchors_file(settings)
     if not path.exists():
         return warn(f"{path} is not there yet", "the streams make it with the first rows")
-    whole = [anchor for anchor in read_anchors(path) if anchor is not None]
-    if not whole:
+    newest = newest_anchor(path)
+    if newest is None:
         return fail(f"{path} holds no anchor", "./trunkline audit verify says what is left")
-    signed = whole[-1].statement
+    signed = newest.statement
     chain = chain_file(settings, signed.table)
     last = last_in_file(chain)
     length = 0 if last is None else last.entry.number + 1

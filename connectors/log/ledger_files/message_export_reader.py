@@ -314,7 +314,8 @@ class MessageExporter(ThreadedService):
     def is_due(self) -> bool:
         """Return whether the export must be written now.
 
-        True if its file is missing, is older than `agent_mcp.export_interval_ms`, or has a time in the future.
+        True if its file is missing, is older than `agent_mcp.export_interval_ms`, or has a time in the future,
+        an object by more than that interval.
         """
         try:
             if isinstance(self._place, Path):
@@ -325,7 +326,8 @@ class MessageExporter(ThreadedService):
         except (OSError, BaseError):
             return True
         age_s = self._clock() - written_s
-        return not 0 <= age_s < self._interval_s
+        # The clock of an object store may be ahead of this machine's.
+        return not (0 if isinstance(self._place, Path) else -self._interval_s) <= age_s < self._interval_s
 
     def _run(self) -> None:
         while not self._closing.wait(min(_LOOK_S, self._interval_s)):

@@ -175,7 +175,7 @@ def class_path() -> str:
     Raises:
         TrunklineError: The jars are not installed.
     """
-    return os.pathsep.join(map(str, [*jar_files("spark"), *sorted((JARS / "s3").glob("*.jar"))]))
+    return os.pathsep.join(str(jar) for jar in jar_files("spark"))
 
 
 def object_store_conf(tables_root: str) -> dict[str, str]:
