@@ -36,12 +36,12 @@ from jobs.views.key_index import SHELF
 from jobs.views.view_changes import CHANGE_COLUMNS, Key, RowChange, changes_of, newest
 from jobs.views.view_tables import REBUILD, ViewTable, create_table, index_path, rebuild_folders
 from schemas.keys.sealing import load_keyring
-from schemas.keys.umask import keep_files_private
 from schemas.settings.settings import Settings, load_settings
 from schemas.streams.fold import STREAM_ENTRIES, VIEW_TABLES
 from schemas.tables.delta_files import dataset_of, reason_of, table_storage
 from schemas.tables.view_progress import NO_PROGRESS, ViewProgress, read_progress
 from trunkline_agent.errors import Refused
+from trunkline_agent.private_files import keep_files_private
 
 # The number of ledger rows that are reduced to changes at once.
 _CHUNK_ROWS = 200_000

@@ -30,11 +30,11 @@ from jobs.ledger.audit_trail import AuditThread
 from jobs.ledger.ledger_table import LedgerCheckpoints, create_ledger, prepare_ledger
 from jobs.maintain_tables import Maintenance
 from schemas.keys.sealing import load_keyring
-from schemas.keys.umask import keep_files_private
 from schemas.log_access.event_topic import check_topic
 from schemas.settings.settings import Settings, load_settings
 from schemas.tables.fold_version import check_fold_version
 from trunkline_agent.errors import BackboneUnreachable
+from trunkline_agent.private_files import keep_files_private
 
 PROGRAM = "run_streams"
 _POLL_S = 0.2

@@ -26,13 +26,13 @@ from jobs.rebuild_views import rebuild
 from jobs.views.view_changes import ends_of
 from jobs.views.view_tables import WrongViewTable
 from schemas.fold.settled import FOLD_VERSION
-from schemas.keys.umask import keep_files_private
 from schemas.settings.settings import Settings, load_settings
 from schemas.streams.control.control_fold import FoldSwitched, records_left
 from schemas.streams.fold import STREAM_ENTRIES
 from schemas.tables.fold_version import FOLD_PROPERTY, SWITCH_PROPERTY, other_version, version_of
 from schemas.tables.view_progress import read_progress
 from trunkline_agent.errors import Refused
+from trunkline_agent.private_files import keep_files_private
 
 
 def state_of(settings: Settings) -> dict[str, Any]:

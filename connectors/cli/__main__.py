@@ -3,7 +3,7 @@
 import sys
 
 from connectors.cli.main import main
-from schemas.keys.umask import keep_files_private
+from trunkline_agent.private_files import keep_files_private
 
 if __name__ == "__main__":
     keep_files_private()

@@ -70,6 +70,7 @@ COMMANDS: dict[str, Command] = {
     "fold": _in("stack.fold", "switch to a new version of the rules", EVENTS),
     "upgrade": _in("stack.upgrade", "bring an earlier version's data directory over", STACK),
     "log": _in("stack.log", "make the log's topic; rebuild it from the ledger", EVENTS),
+    "tables": _in("stack.tables", "register the tables for Spark SQL", EVENTS),
     "audit": _in("stack.audit", "check that the ledger was not changed", EVENTS),
     "agents": _in("agents.agents", "spawn, join, list, stop agents; their keys", AGENTS),
     "mcp": _in("agents.mcp", "serve MCP on stdio: management, or an agent", AGENTS),

@@ -1,1 +1,1 @@
-"""Keyrings, sealed secrets, the MACs of records, and the umask of programs."""
+"""Keyrings, sealed secrets and the MACs of records."""

@@ -32,6 +32,7 @@ RUNS: Final = (
     ("drain",),
     ("freshness",),
     ("freshness", "--through", "library"),
+    ("freshness_store",),
     ("topics",),
     ("flood",),
     ("connection_flood",),

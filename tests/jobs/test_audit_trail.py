@@ -214,7 +214,7 @@ def test_chain_and_anchors_in_an_object_store_are_kept_by_any_machine_and_verifi
     assert entries_of(ledger) == [0, 1, 2, 3]
     assert is_true(other.settings, public_keys=keys)
     assert verify(other.settings, f"s3://{s3.bucket}/anchors/{ANCHORS}", keys).anchors == 4
-    # Who may empty a bucket can empty all of it.
+    # Somebody with rights to empty a bucket can empty all of it.
     assert is_beside_the_ledger(other.settings, anchors_file(other.settings))
     assert not is_beside_the_ledger(other.settings, ObjectLines(f"s3://{s3.bucket}-anchors/anchors"))
 

@@ -34,7 +34,7 @@ from schemas.tables.ledger import LEDGER
 from tests.audited_ledger import AuditedLedger
 from tests.broker_processes import ProgramProcess, program_environment, stand_still, wait_until
 from tests.jobs.conftest import DRAIN_LIMIT_S, ledger_rows
-from tests.jobs.test_rebuild_views import Backbone
+from tests.jobs.settled_backbone import Backbone
 from tests.jobs.test_run_streams import JOB, status_of
 from tests.jobs.topic_load import append_all, event, registration
 from tests.s3_server import ObjectStore

@@ -18,6 +18,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -121,13 +122,33 @@ def fold_state(settings: Settings, *arguments: str) -> dict[str, Any]:
         Refused: The job refused the switch.
         TrunklineError: The job failed.
     """
-    done = run_job(settings, _PROGRAM, *arguments)
+    return answer_of_job(settings, _PROGRAM, *arguments)
+
+
+def answer_of_job(
+    settings: Settings, name: str, *arguments: str, environment: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Run a program of `jobs` that prints one JSON object, and return the object.
+
+    Args:
+        settings: The settings of the program.
+        name: The module below `jobs`.
+        arguments: The arguments of the program.
+        environment: Further variables of the program.
+
+    Raises:
+        NotFound: The program ended with this error, as with those below.
+        Refused: See there.
+        BackboneUnreachable: See there.
+        TrunklineError: The program failed.
+    """
+    done = run_job(settings, name, *arguments, environment=environment)
     if done.returncode:
-        why = done.stderr.strip().removeprefix(f"{_PROGRAM}: ")
-        raise _ERRORS.get(done.returncode, TrunklineError)(
-            why or f"jobs.{_PROGRAM} ended with {done.returncode}"
-        )
-    found: dict[str, Any] = json.loads(done.stdout)
+        # Spark writes to stderr, too.
+        said = [line for line in done.stderr.splitlines() if line.startswith(f"{name}: ")]
+        why = said[-1].removeprefix(f"{name}: ") if said else done.stderr.strip()
+        raise _ERRORS.get(done.returncode, TrunklineError)(why or f"jobs.{name} ended with {done.returncode}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
@@ -177,7 +198,9 @@ def _print(call: Call, found: dict[str, Any], text: str) -> int:
 _REPORT_EVERY_S: Final = 30.0
 
 
-def run_job(settings: Settings, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_job(
+    settings: Settings, name: str, *arguments: str, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run a program of `jobs`, and return its exit code and output. While it runs, a line now and then says so.
 
     The time that it takes grows with the tables, so there is no time limit. An exception in this process, such
@@ -187,15 +210,16 @@ def run_job(settings: Settings, name: str, *arguments: str) -> subprocess.Comple
         settings: The settings of the program.
         name: The module below `jobs`, such as `rebuild_views`.
         arguments: The arguments of the program.
+        environment: Further variables of the program.
     """
     from schemas.settings.settings import PROJECT_ROOT, settings_environment
 
     command = [sys.executable, "-m", f"jobs.{name}", *arguments]
-    environment = os.environ | settings_environment(settings)
+    variables = os.environ | settings_environment(settings) | dict(environment or {})
     began = time.monotonic()
     with subprocess.Popen(  # noqa: S603 ours
         command,
-        env=environment,
+        env=variables,
         cwd=PROJECT_ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

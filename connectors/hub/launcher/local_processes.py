@@ -29,9 +29,8 @@ from connectors.hub.launcher import hardening
 from connectors.hub.launcher.hardening import HANDLE_VARIABLE, ORDER_VARIABLE
 from connectors.hub.launcher.launch_spec import LAUNCHERS_FILE, LaunchFailed, LaunchRule, LaunchSpec, Started
 from connectors.plumbing.machine import process_tree
-from schemas.keys.umask import PRIVATE_UMASK, user_umask
 from schemas.settings.settings import Settings
-from trunkline_agent.private_files import replace_file
+from trunkline_agent.private_files import PRIVATE_UMASK, replace_file, user_umask
 from trunkline_agent.terminal_text import escaped
 from trunkline_agent.wire.ids import is_name
 

@@ -15,9 +15,9 @@ import structlog
 from connectors.plumbing.machine.json_log import configure_json_log
 from schemas.fold.settled import AppliedChange
 from schemas.fold.view_rows import Row
-from schemas.keys.umask import keep_files_private
 from schemas.settings.settings import Settings, SettingsError, load_settings
 from trunkline_agent.errors import TrunklineError
+from trunkline_agent.private_files import keep_files_private
 
 log = structlog.stdlib.get_logger(__name__)
 

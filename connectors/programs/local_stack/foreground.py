@@ -27,9 +27,9 @@ from connectors.programs.local_stack.part import NotSetUp, Part, PartFailed
 from connectors.programs.local_stack.part_plan import PartPlan, group_of
 from connectors.programs.local_stack.stack import StackRuns, alone_lock, check_parts, plans_of
 from schemas.keys.sealing import ensure_keyring
-from schemas.keys.umask import keep_files_private
 from schemas.settings.settings import Settings
 from trunkline_agent.errors import UsageError
+from trunkline_agent.private_files import keep_files_private
 from trunkline_agent.wire.moments import iso_second
 
 _TICK_S: Final = 0.2

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from connectors.programs.local_stack.java_programs import java_home
+from connectors.programs.local_stack.ports import LOOPBACK
 from schemas.settings.kafka_settings import OAUTHBEARER
 from schemas.settings.settings import PROJECT_ROOT, KafkaSettings, Settings
 from trunkline_agent.errors import TrunklineError
@@ -229,3 +233,50 @@ def place_options(settings: Settings) -> list[str]:
     pairs = [word for name, value in executor_conf(settings).items() for word in ("--conf", f"{name}={value}")]
     # The cluster's own properties include its secret, which must not be on a command line.
     return [*where, "--load-spark-defaults", *pairs]
+
+
+def reader_class_path(settings: Settings) -> str:
+    """Return the class path of a Spark that reads the tables; with those in an object store, its jars, too."""
+    is_local = not object_store_conf(settings.tables_root)
+    return os.pathsep.join(map(str, [*jar_files("spark"), *(() if is_local else jar_files("s3"))]))
+
+
+def reader_environment(
+    settings: Settings, scratch: str, more: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return the variables with which a Python process starts a Spark that reads the tables.
+
+    Args:
+        settings: The settings, which say where the tables are and where tasks run.
+        scratch: A folder for Spark's own files. The caller deletes it when the process has ended.
+        more: Further properties of Spark.
+
+    Raises:
+        TrunklineError: There is no Java 17, 21 or 25, or Spark's jars are not installed.
+    """
+    properties = {
+        "spark.log.level": "ERROR",
+        "spark.sql.shuffle.partitions": str(settings.spark.tasks),
+        "spark.local.dir": scratch,
+        "spark.sql.warehouse.dir": f"{scratch}/warehouse",
+        # By default Ivy's folder is in the home, which a user may not have.
+        "spark.jars.ivy": f"{scratch}/ivy",
+        **DELTA_CONF,
+        **object_store_conf(settings.tables_root),
+        **(more or {}),
+    }
+    options = [
+        *("--properties-file", str(PROJECT_ROOT / "conf" / "spark-defaults.conf")),
+        *("--driver-memory", settings.spark.driver_memory, *place_options(settings)),
+        *("--driver-class-path", reader_class_path(settings)),
+        *(word for name, value in properties.items() for word in ("--conf", f"{name}={value}")),
+    ]
+    return {
+        "JAVA_HOME": str(java_home()),
+        # Without it a JVM does not find jars below a folder whose name is not ASCII.
+        **JVM_LOCALE,
+        "PYSPARK_PYTHON": sys.executable,
+        # An old address of this machine in its hosts file would make Spark listen elsewhere.
+        "SPARK_LOCAL_IP": LOOPBACK,
+        "PYSPARK_SUBMIT_ARGS": shlex.join([*options, "pyspark-shell"]),
+    }

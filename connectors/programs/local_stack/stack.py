@@ -32,9 +32,9 @@ from connectors.programs.local_stack.part_plan import (
 )
 from connectors.programs.local_stack.program_plans import PROGRAM_PLANS, xml_pump_plan
 from schemas.keys.sealing import ensure_keyring
-from schemas.keys.umask import keep_files_private
 from schemas.settings.settings import SECRET_VARIABLES, Settings, settings_environment
 from trunkline_agent.errors import Refused, TrunklineError, UsageError
+from trunkline_agent.private_files import keep_files_private
 
 PLANS: dict[str, Callable[[Settings], PartPlan]] = {
     KAFKA: kafka_plan,

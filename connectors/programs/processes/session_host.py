@@ -33,10 +33,9 @@ from connectors.programs.processes.session_runner import (
     end_file,
     release_file,
 )
-from schemas.keys.umask import user_umask
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from trunkline_agent.errors import NotFound, TrunklineError
-from trunkline_agent.private_files import replace_file
+from trunkline_agent.private_files import replace_file, user_umask
 
 TMUX: Final = "tmux"
 _RUNNER: Final = "connectors.programs.processes.session_runner"

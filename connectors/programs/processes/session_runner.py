@@ -23,7 +23,7 @@ from typing import IO, Final
 import msgspec
 
 from connectors.plumbing.machine.process_tree import PROCESS, process_handle
-from schemas.keys.umask import PRIVATE_UMASK, keep_files_private
+from trunkline_agent.private_files import PRIVATE_UMASK, keep_files_private
 
 RELEASE_S: Final = 60.0
 _TICK_S: Final = 0.02

@@ -21,10 +21,10 @@ import time
 from collections.abc import Iterable
 
 from connectors.tools.job_tools.job_files import with_job_broker
-from schemas.keys.umask import keep_files_private
 from schemas.settings.settings import load_settings
 from trunkline_agent.errors import TrunklineError
 from trunkline_agent.jobs.job import JOB_VARIABLE, Job
+from trunkline_agent.private_files import keep_files_private
 
 
 def work(job: Job, instructions: Iterable[str]) -> None:

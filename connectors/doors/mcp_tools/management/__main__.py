@@ -7,7 +7,7 @@ import sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from connectors.doors.mcp_tools.management.management_server import main  # noqa: E402
-from schemas.keys.umask import keep_files_private  # noqa: E402
+from trunkline_agent.private_files import keep_files_private  # noqa: E402
 
 if __name__ == "__main__":
     keep_files_private()

@@ -23,11 +23,11 @@ from connectors.hub.launcher.hardening import HANDLE_VARIABLE
 from connectors.hub.launcher.launch_spec import LaunchFailed
 from connectors.hub.launcher.local_processes import stop_all
 from connectors.plumbing.machine.process_tree import process_handle
-from schemas.keys.umask import USER_UMASK_VARIABLE
 from schemas.settings.settings import PROJECT_ROOT
 from tests.broker_processes import wait_until
 from tests.connectors.hub.launcher.conftest import CANARY, HUB, IDLE, TOKEN, Place, pid_of, running
 from tests.connectors.programs.processes.session_processes import POLITE, STUBBORN
+from trunkline_agent.private_files import USER_UMASK_VARIABLE
 
 pytestmark = [pytest.mark.requirement("HH-05"), pytest.mark.long]
 

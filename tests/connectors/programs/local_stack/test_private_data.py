@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from connectors.programs.local_stack.data_files import describe_repair, find_open
-from schemas.keys.umask import PRIVATE_UMASK, USER_UMASK_VARIABLE, user_umask
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.connectors.programs.local_stack.conftest import Cli
 from tests.file_modes import CAN_BECOME_ANOTHER_USER, OTHER_UID, open_to_others
+from trunkline_agent.private_files import PRIVATE_UMASK, USER_UMASK_VARIABLE, user_umask
 
 pytestmark = pytest.mark.requirement("SE-02")
 
@@ -131,8 +131,10 @@ def test_the_users_umask_is_known_to_the_programs_that_a_program_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     code = (
-        "import subprocess, sys; from schemas.keys.umask import *; keep_files_private(); keep_files_private()\n"
-        "again = 'from schemas.keys.umask import *; keep_files_private(); print(oct(user_umask()))'\n"
+        "import subprocess, sys; from trunkline_agent import private_files as files\n"
+        "files.keep_files_private(); files.keep_files_private()\n"
+        "again = 'from trunkline_agent.private_files import *; keep_files_private(); "
+        "print(oct(user_umask()))'\n"
         "print(subprocess.run([sys.executable, '-c', again], capture_output=True, text=True).stdout)"
     )
     environment = {name: value for name, value in os.environ.items() if name != USER_UMASK_VARIABLE}

@@ -14,7 +14,6 @@ import pytest
 
 from connectors.plumbing.machine.process_tree import clean_environment, process_handle
 from connectors.programs.processes.session_host import SessionHost
-from schemas.keys.umask import USER_UMASK_VARIABLE
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.broker_processes import wait_until
 from tests.connectors.programs.processes.session_processes import (
@@ -33,6 +32,7 @@ from tests.connectors.programs.processes.session_processes import (
 )
 from tests.file_modes import open_to_others
 from trunkline_agent.errors import NotFound
+from trunkline_agent.private_files import USER_UMASK_VARIABLE
 
 pytestmark = pytest.mark.tmux
 
