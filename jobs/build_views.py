@@ -21,7 +21,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from jobs.driver.programs import BackgroundThread, may_write
+from jobs.driver.programs import BackgroundThread, nobody_else_writes
 from jobs.ledger.ledger_table import create_ledger
 from jobs.rebuild_views import rebuild
 from jobs.views.view_changes import CHANGE_COLUMNS, changes_of, newest
@@ -170,7 +170,7 @@ def check_not_ahead(settings: Settings) -> None:
         )
 
 
-def prepare(settings: Settings, check: Callable[[], None] = may_write) -> None:
+def prepare(settings: Settings, check: Callable[[], None] = nobody_else_writes) -> None:
     """Create the ledger and the view tables where they are missing, so that a ViewBuilder can start.
 
     If a view table is missing, or a rebuild was killed, all of them are built from the ledger.
@@ -193,7 +193,7 @@ def prepare(settings: Settings, check: Callable[[], None] = may_write) -> None:
     rebuild(settings, check)
 
 
-def catch_up(settings: Settings, check: Callable[[], None] = may_write) -> None:
+def catch_up(settings: Settings, check: Callable[[], None] = nobody_else_writes) -> None:
     """Apply all commits that the views lack, and return. Missing tables are created first.
 
     The call blocks until the views are at the ledger's end. If another process may write the views, the caller

@@ -20,7 +20,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from jobs.build_views import ViewBuilder
-from jobs.driver.programs import BackgroundThread, may_write
+from jobs.driver.programs import BackgroundThread, nobody_else_writes
 from jobs.ledger.audit_trail import AuditTrail
 from jobs.ledger.ledger_table import keep_old_files_h
 from schemas.settings.settings import Settings
@@ -42,7 +42,9 @@ def tidy_views(builder: ViewBuilder, keep_h: float) -> None:
             table.tidy(keep_h)
 
 
-def tidy_ledger(settings: Settings, keep_h: int | None = None, check: Callable[[], None] = may_write) -> None:
+def tidy_ledger(
+    settings: Settings, keep_h: int | None = None, check: Callable[[], None] = nobody_else_writes
+) -> None:
     """Compact the ledger, delete its replaced files, and shorten its Delta log.
 
     Other programs may append meanwhile, because a compaction changes no data. A compaction fails if another
@@ -58,6 +60,8 @@ def tidy_ledger(settings: Settings, keep_h: int | None = None, check: Callable[[
     table = DeltaTable(settings.table_path(LEDGER))
     check()
     compact_ledger(table)
+    # The compaction has read the table again, perhaps with a claim.
+    check()
     table.vacuum(
         retention_hours=keep_old_files_h(settings) if keep_h is None else keep_h,
         dry_run=False,
@@ -70,8 +74,8 @@ def tidy_ledger(settings: Settings, keep_h: int | None = None, check: Callable[[
     trail = AuditTrail(settings)
     trail.catch_up()
     check()
-    trail.merge()
     table.cleanup_metadata()
+    trail.merge()
 
 
 def compact_ledger(table: DeltaTable) -> None:

@@ -21,7 +21,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from pathlib import PurePosixPath
 from typing import Any
 
 import msgspec
@@ -29,29 +28,39 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
+from pyarrow.fs import FileSelector
 
-from jobs.driver.programs import WriterClaim, exit_code_of, may_write, open_ledger
+from jobs.driver.programs import WriterClaim, exit_code_of, nobody_else_writes, open_ledger
 from jobs.refold import check_views
 from jobs.views.key_index import SHELF
 from jobs.views.view_changes import CHANGE_COLUMNS, Key, RowChange, changes_of, newest
-from jobs.views.view_tables import REBUILD, ViewTable, create_table, index_path, rebuild_folders
+from jobs.views.view_tables import (
+    REBUILD,
+    ViewTable,
+    create_table,
+    index_path,
+    open_tables,
+    rebuild_folders,
+    table_properties,
+)
 from schemas.keys.sealing import load_keyring
 from schemas.settings.settings import Settings, load_settings
 from schemas.streams.fold import STREAM_ENTRIES, VIEW_TABLES
-from schemas.tables.delta_files import dataset_of, reason_of, table_storage
+from schemas.tables.delta_files import dataset_of, move_files, reason_of, table_storage
 from schemas.tables.view_progress import NO_PROGRESS, ViewProgress, read_progress
-from trunkline_agent.errors import Refused
+from trunkline_agent.errors import Refused, TrunklineError
 from trunkline_agent.private_files import keep_files_private
 
 # The number of ledger rows that are reduced to changes at once.
 _CHUNK_ROWS = 200_000
 
 
-def rebuild(settings: Settings, check: Callable[[], None] = may_write) -> ViewProgress:
+def rebuild(settings: Settings, check: Callable[[], None] = nobody_else_writes) -> ViewProgress:
     """Build all view tables anew from the ledger, replace the rows of the old ones, return the new progress.
 
     The caller holds a `WriterClaim`. Each new table is built in a folder of this rebuild and then takes the
-    place of the old one by one commit. This fails if another process has claimed the tables since the call.
+    place of the old one by one commit. This fails if another process has claimed the tables since the call. If
+    there is no old table at all, the new ones are built in their place.
 
     Args:
         settings: The settings of the tables.
@@ -59,43 +68,64 @@ def rebuild(settings: Settings, check: Callable[[], None] = may_write) -> ViewPr
 
     Raises:
         NotFound: There is no ledger.
-        Refused: A view table is there and cannot be read, so that it must be deleted first.
+        Refused: A view table is damaged or of an earlier version, so that it must be deleted first.
+        TrunklineError: A view table cannot be read now.
     """
     ledger = open_ledger(settings)
     old = {name: _old_table(settings, name) for name in VIEW_TABLES}
     check()
-    for left in rebuild_folders(settings):
-        _remove(settings.tables_root, left)
+    left = rebuild_folders(settings)
+    if not left and all(table is None for table in old.values()):
+        # Nothing has to be kept. Until the progress is noted in the end, the tables are not complete.
+        return fill(open_tables(settings), ledger, check)
     folder = f"{REBUILD}{uuid.uuid4().hex}"
     keep_h = settings.views.keep_old_files_h
     try:
         fresh = {name: f"{settings.tables_root}/{folder}/{name}" for name in VIEW_TABLES}
         tables = {n: ViewTable(path, n, index_path(settings, n), keep_h) for n, path in fresh.items()}
+        # From now on the own folder says that a rebuild was killed.
+        for other in left:
+            _remove(settings.tables_root, other)
         progress = fill(tables, ledger, check)
     except BaseException:
-        # The old tables are as they were.
-        _remove(settings.tables_root, folder)
+        # The old tables are as they were; after a rebuild that was killed they are not whole.
+        if not left:
+            _remove(settings.tables_root, folder)
         raise
     for name in VIEW_TABLES:
         check()
         replace(settings, name, old[name], folder)
     _remove(settings.tables_root, folder)
+    for name in _of_earlier_versions(settings):
+        _remove(settings.tables_root, name)
     return progress
+
+
+def _of_earlier_versions(settings: Settings) -> list[str]:
+    """Return the folders that rebuilds of earlier versions have left: they renamed whole tables."""
+    found = table_storage(settings.tables_root).get_file_info(FileSelector(""))
+    made = {f"{name}{suffix}" for name in VIEW_TABLES for suffix in (".new", ".old")}
+    return [one.base_name for one in found if one.base_name in made]
 
 
 def _old_table(settings: Settings, name: str) -> DeltaTable | None:
     """Open the view table that a rebuild replaces; None: there is none."""
     path = settings.table_path(name)
     try:
-        return DeltaTable(path)
+        found = DeltaTable(path)
     except TableNotFoundError:
         return None
-    except (DeltaError, OSError) as error:
+    except OSError as error:
+        raise TrunklineError(f"{path} cannot be read: {reason_of(error)}") from error
+    except DeltaError as error:
         raise Refused(f"{path} cannot be read: {reason_of(error)}. Delete it, and build again") from error
+    if found.metadata().partition_columns != [SHELF]:
+        raise Refused(f"{path} is stored as an earlier version did it. Delete it, and build again")
+    return found
 
 
 def fill(
-    tables: dict[str, ViewTable], ledger: DeltaTable, check: Callable[[], None] = may_write
+    tables: dict[str, ViewTable], ledger: DeltaTable, check: Callable[[], None] = nobody_else_writes
 ) -> ViewProgress:
     """Apply all rows of the ledger to empty view tables, record the progress in them, and return it.
 
@@ -189,14 +219,22 @@ def replace(settings: Settings, name: str, old: DeltaTable | None, folder: str) 
     storage = table_storage(settings.tables_root)
     keep_h = settings.views.keep_old_files_h
     table = create_table(settings.table_path(name), name, keep_h) if old is None else old
-    adds: list[AddAction | RemoveAction] = []
-    for file in pa.table(fresh.get_add_actions()).to_pylist():
-        storage.create_dir(f"{name}/{PurePosixPath(file['path']).parent}")
-        storage.move(f"{folder}/{name}/{file['path']}", f"{name}/{file['path']}")
-        shelf = str(file["partition"][SHELF])
-        adds.append(
-            AddAction(file["path"], file["size_bytes"], {SHELF: shelf}, _now_ms(), True, _statistics(file))
+    wanted = table_properties(name, keep_h)
+    if not wanted.items() <= table.metadata().configuration.items():
+        table.alter.set_table_properties(wanted, raise_if_not_exists=False)
+    files = pa.table(fresh.get_add_actions()).to_pylist()
+    move_files(storage, {f"{folder}/{name}/{file['path']}": f"{name}/{file['path']}" for file in files})
+    adds: list[AddAction | RemoveAction] = [
+        AddAction(
+            file["path"],
+            file["size_bytes"],
+            {SHELF: str(file["partition"][SHELF])},
+            _now_ms(),
+            True,
+            _statistics(file),
         )
+        for file in files
+    ]
     progress = read_progress(fresh) if name == STREAM_ENTRIES else NO_PROGRESS
     commit = progress.commit_properties()
     commit.max_commit_retries = 0

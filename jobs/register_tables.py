@@ -5,15 +5,17 @@ Owns: a database of external Delta tables in the catalog. To drop them deletes n
 Guarantees: a table of the same name at another place is not touched. Nothing is dropped.
 On restart: starts again, and adds what is missing.
 
-Exit codes: 0 registered; 3 no table yet; 4 a table is at another place; 5 the catalog does not answer.
+Exit codes: 0 registered; 2 a wrong name; 3 no table yet; 4 a table is elsewhere; 5 Spark or the catalog fails.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from typing import Any, Final
+from urllib.parse import unquote, urlsplit
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
@@ -24,9 +26,10 @@ from schemas.settings.settings import Settings, load_settings
 from schemas.streams.fold import VIEW_TABLES
 from schemas.tables.delta_files import is_table
 from schemas.tables.ledger import LEDGER
-from trunkline_agent.errors import BackboneUnreachable, NotFound, Refused
+from trunkline_agent.errors import BackboneUnreachable, NotFound, Refused, UsageError
 from trunkline_agent.private_files import keep_files_private
 
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*").fullmatch
 _ABOUT: Final = "The ledger of Trunkline, and the views of it. External tables: to drop them deletes no row."
 
 
@@ -41,31 +44,47 @@ def register(settings: Settings, database: str) -> dict[str, Any]:
         A JSON object: `database`, `tables`, and the `new` ones among them.
 
     Raises:
+        UsageError: The name of the database is not one that SQL takes without quotes.
         NotFound: There is no table yet.
         Refused: The database has such a table at another place.
-        BackboneUnreachable: The catalog does not answer.
+        BackboneUnreachable: Spark or the catalog fails.
     """
+    if not _NAME(database):
+        raise UsageError(f"--database {database!r}: expected letters of ASCII, digits and _")
     places = {name: settings.table_path(name) for name in sorted((LEDGER, *VIEW_TABLES))}
     tables = {name: place for name, place in places.items() if is_table(place)}
     if not tables:
         raise NotFound(f"there is no table at {settings.tables_root} yet: 'streams' makes them")
-    spark = SparkSession.builder.appName("trunkline tables").getOrCreate()
     try:
+        spark = SparkSession.builder.appName("trunkline tables").getOrCreate()
         spark.sql(f"CREATE DATABASE IF NOT EXISTS {database} COMMENT '{_ABOUT}'")
-    except (Py4JError, PySparkException) as error:
-        raise BackboneUnreachable(f"the catalog does not answer: {str(error).partition(chr(10))[0]}") from None
-    before = {row["tableName"] for row in spark.sql(f"SHOW TABLES IN {database}").collect()}
-    for name, place in tables.items():
-        if name in before:
-            found = spark.sql(f"DESCRIBE DETAIL {database}.{name}").first()
-            if found is None or found["location"].removeprefix("file:").rstrip("/") != place.rstrip("/"):
-                where = "nowhere" if found is None else found["location"]
-                raise Refused(f"{database}.{name} is at {where}, not at {place}: drop it there first")
-        else:
-            escaped = place.replace("\\", "\\\\").replace("'", "\\'")
+        before = {row["tableName"] for row in spark.sql(f"SHOW TABLES IN {database}").collect()}
+        for name in sorted(before & tables.keys()):
+            found = _location(spark, f"{database}.{name}")
+            if not _forms(found) & _forms(tables[name]):
+                raise Refused(f"{database}.{name} is at {found}, not at {tables[name]}: drop it there first")
+        new = sorted(tables.keys() - before)
+        for name in new:
+            escaped = tables[name].replace("\\", "\\\\").replace("'", "\\'")
             spark.sql(f"CREATE TABLE {database}.{name} USING DELTA LOCATION '{escaped}'")
-    new = sorted(tables.keys() - before)
+    except (Py4JError, PySparkException) as error:
+        raise BackboneUnreachable(f"Spark or its catalog fails: {str(error).partition(chr(10))[0]}") from error
     return {"database": database, "tables": sorted(tables), "new": new}
+
+
+def _location(spark: SparkSession, table: str) -> str:
+    """Return where the catalog says that a table is, whether it is there or not."""
+    rows = spark.sql(f"DESCRIBE TABLE EXTENDED {table}").collect()
+    return next((row["data_type"] for row in rows if row["col_name"] == "Location"), "nowhere")
+
+
+def _forms(place: str) -> set[str]:
+    """Return the paths that a place can be: `file:/a`, `file:///a/` and `/a` are the same."""
+    where = urlsplit(place)
+    if where.scheme not in {"", "file"}:
+        return {place.rstrip("/")}
+    path = place.removeprefix(f"{where.scheme}:").strip("/")
+    return {path, unquote(path)} if where.scheme else {path}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -75,7 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
         arguments: The options. None: those of the command line.
 
     Returns:
-        The exit code: 0 registered, 3 no table, 4 refused, 5 the catalog does not answer.
+        The exit code: 0 registered, 3 no table, 4 refused, 5 Spark or the catalog fails.
     """
     parser = argparse.ArgumentParser(prog="register_tables", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--database", default="trunkline", help="the tables' database")

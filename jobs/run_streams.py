@@ -98,9 +98,15 @@ def run(
         TrunklineError: A part cannot start, for example because the views are ahead of the ledger or Kafka
             does not answer.
     """
-    prepare_ledger(settings, claim.check)
-    # A rebuild puts other tables in the place of those that the first tasks read.
-    build_views.prepare(settings, claim.check)
+
+    def check() -> None:
+        claim.check()
+        if stopping.is_set():
+            raise SystemExit(0)
+
+    prepare_ledger(settings, check)
+    # A rebuild puts other rows in the place of those that the first tasks read.
+    build_views.prepare(settings, check)
     with ExitStack() as parts:
         checkpoints = LedgerCheckpoints(settings)
         audit = AuditThread(settings)

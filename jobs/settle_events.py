@@ -23,7 +23,7 @@ from pydantic import SecretStr
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from jobs.driver.programs import may_write
+from jobs.driver.programs import nobody_else_writes
 from jobs.ledger.ledger_table import prepare_ledger
 from jobs.settling.fold_run import record_columns
 from jobs.settling.ledger_sink import LedgerSink
@@ -114,7 +114,7 @@ def start(
     available_now: bool = False,
     after_batch: Callable[[int], None] | None = None,
     keyring_source: KeyringSource = worker_keyring,
-    check: Callable[[], None] = may_write,
+    check: Callable[[], None] = nobody_else_writes,
 ) -> StreamingQuery:
     """Start the settling query at the ledger's end, and return it. It runs until it is stopped.
 

@@ -33,11 +33,12 @@ _DATE = re.compile(rb"(?<=<LastModified>)[^<]+")
 
 
 class FailingStore:
-    """The WSGI application: S3 with faults. The first four are shares of the requests, from 0 to 1.
+    """The WSGI application: S3 with faults. All but the last two are shares of the requests, from 0 to 1.
 
     refused: 503 before anything is done. lost: the request is done, and its answer is 500. conflict: 409 to a
     conditional put, which is not done. unconditional: the condition of a put is ignored. unlisted: a list is
-    empty. delay_s: the longest pause before a request. ahead_s: how far the server's clock is ahead in lists.
+    empty. unchecked: a put without a checksum is refused, as a bucket with object lock does. delay_s: the
+    longest pause before a request. ahead_s: how far the server's clock is ahead in lists.
     """
 
     def __init__(self, seed: int) -> None:
@@ -56,6 +57,9 @@ class FailingStore:
         time.sleep(self._random.random() * self._faults.get("delay_s", 0.0))
         if self._happens("refused"):
             return _answer(start, "503 Slow Down", b"<Error><Code>SlowDown</Code></Error>")
+        has_checksum = "HTTP_CONTENT_MD5" in environ or any("HTTP_X_AMZ_CHECKSUM_" in name for name in environ)
+        if environ["REQUEST_METHOD"] == "PUT" and not has_checksum and self._happens("unchecked"):
+            return _answer(start, "400 Bad Request", b"<Error><Code>InvalidRequest</Code></Error>")
         if "HTTP_IF_NONE_MATCH" in environ:
             if self._happens("conflict"):
                 why = b"<Error><Code>ConditionalRequestConflict</Code></Error>"

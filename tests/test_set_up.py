@@ -255,3 +255,20 @@ def test_jars_that_could_not_be_fetched_meanwhile_are_fetched_again(ready: StubM
     done = ready.run()
     assert done.stdout == "ran on 3.13: status\n", done.stderr
     assert len(ready.asked("locales")) > 2
+
+
+@pytest.mark.requirement("OP-47")
+def test_the_jars_of_s3_are_fetched_for_set_up_and_tables_and_no_part_waits_for_them(
+    ready: StubMachine,
+) -> None:
+    ready.put_python(13)
+    ready.put_java(21)
+    assert ready.run().returncode == 0
+    before, there = len(ready.asked("locales")), {"TRUNKLINE__STORAGE__TABLES": "s3://bucket/tables"}
+    assert ready.run("run", "gateway", **there).stdout == "ran on 3.13: gateway\n"
+    assert len(ready.asked("locales")) == before
+    done = ready.run("tables", "register", **there)
+    assert done.stdout == "ran on 3.13: register\n", done.stderr
+    assert ready.run("set-up", **there).returncode == 0
+    assert len(ready.asked("locales")) == before + 1
+    assert (ready.checkout / ".jars" / "s3").is_dir()

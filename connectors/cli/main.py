@@ -102,24 +102,19 @@ _OF_THE_WRAPPER = {
     },
 }
 
-_EXAMPLES = """\
-Begin with: trunkline up   See it work: trunkline demo   Help on one: trunkline COMMAND --help
-"""
-
 
 def top_level_help() -> str:
     """Return the text of `trunkline --help`: one line for each command, in groups."""
     lines = [
         f"usage: {PROGRAM} COMMAND [arguments]",
-        "Trunkline, an event backbone for multi-agent systems: many doors, one log, one fold.",
+        "An event backbone for agents. Begin with: trunkline up   Help on one: trunkline COMMAND --help",
     ]
     groups = dict.fromkeys(command.group for command in COMMANDS.values())
     for group in groups:
         lines.append(f"{group}:")
         lines += [f"  {name:<14}{c.summary}" for name, c in COMMANDS.items() if c.group == group]
         lines += [f"  {name:<14}{summary}" for name, summary in _OF_THE_WRAPPER.get(group, {}).items()]
-    lines += [_EXAMPLES]
-    return "\n".join(lines)
+    return "\n".join([*lines, ""])
 
 
 def _unknown(name: str) -> int:

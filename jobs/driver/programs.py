@@ -29,11 +29,11 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
-from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from schemas.settings.settings import Settings, SettingsError
 from schemas.streams.fold import STREAM_ENTRIES, VIEW_TABLES
-from schemas.tables.delta_files import table_storage
+from schemas.tables.delta_files import reason_of, table_storage
 from schemas.tables.ledger import LEDGER
 from schemas.tables.view_progress import read_progress
 from trunkline_agent.errors import NotFound, Refused, TrunklineError
@@ -87,8 +87,8 @@ def exit_code_of(program: str, action: Callable[[], int]) -> int:
         return 2 if isinstance(error, SettingsError) else error.exit_code
 
 
-def may_write() -> None:
-    """Allow all writing: the check of a process that no other one can take the tables from."""
+def nobody_else_writes() -> None:
+    """Do nothing: the check of a process while no other one can claim the tables."""
 
 
 @contextmanager
@@ -133,7 +133,7 @@ _BEATS_A_TERM: Final = 6
 _LOOK_S: Final = 0.5
 _TRIES: Final = 20
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-_UNKNOWN: Final = {"boot": "", "ids": "", "host": "unknown", "pid": 0}
+_UNKNOWN: Final[dict[str, Any]] = {"boot": "", "ids": "", "host": "unknown", "pid": 0, "started": None}
 
 
 def writer_of(table: DeltaTable) -> str | None:
@@ -175,7 +175,7 @@ def _own_place() -> dict[str, Any]:
 def _has_ended(place: dict[str, Any], own: dict[str, Any]) -> bool:
     """Return whether a process is known to have ended. False: it runs, or ran on another machine."""
     is_here = (place["boot"], place["ids"]) == (own["boot"], own["ids"])
-    return is_here and _started(place["pid"]) != place.get("started")
+    return is_here and place["started"] is not None and _started(place["pid"]) != place["started"]
 
 
 class WriterClaim(BackgroundThread):
@@ -210,7 +210,15 @@ class WriterClaim(BackgroundThread):
         Raises:
             Refused: Another process writes the tables. The message says where it runs.
             NotFound: There is no ledger.
+            TrunklineError: Disk or object store does not answer.
         """
+        try:
+            self._enter()
+        except (DeltaError, OSError) as error:
+            raise TrunklineError(f"{self._settings.tables_root}: {reason_of(error)}") from error
+        return self
+
+    def _enter(self) -> None:
         with ExitStack() as opened:
             opened.enter_context(_machine_lock(self._settings))
             self._ledger = open_ledger(self._settings)
@@ -230,7 +238,6 @@ class WriterClaim(BackgroundThread):
             opened.callback(self.stop)
             self.start()
             self._opened = opened.pop_all()
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -266,7 +273,7 @@ class WriterClaim(BackgroundThread):
 
     def _watch(self, before: dict[str, Any]) -> None:
         """Wait until the process before has given no sign of life for long enough."""
-        place, term_s = before["place"], max(self._term_s, before.get("term_s", 0))
+        place, term_s = before["place"], max(self._term_s, before["term_s"])
         print(
             f"writer_claim: process {place['pid']} on {place['host']} may be writing the tables; waiting up to "
             f"{term_s:g} s for a sign of life",
@@ -288,9 +295,9 @@ class WriterClaim(BackgroundThread):
 
     def _claim(self, table: DeltaTable, view: str | None = None) -> None:
         """Write this claim into the properties of a table, so that who has read it before cannot commit."""
-        # Each commit of this table has the progress of the views.
-        more = read_progress(table).metadata() if view == STREAM_ENTRIES else {}
         for attempt in itertools.count(1):
+            # Each commit of this table has the progress of the views.
+            more = read_progress(table).metadata() if view == STREAM_ENTRIES else {}
             try:
                 table.alter.set_table_properties(
                     {_WRITER: self._text},
@@ -311,10 +318,12 @@ class WriterClaim(BackgroundThread):
     def _beat(self) -> None:
         self._number += 1
         sign = {"claim": self._id, "number": self._number, "term_s": self._term_s, "place": self._place}
-        draft = f"{_BEAT}.{self._id}"
+        # An object is there at once with all it has. A file is not.
+        draft = _BEAT if "://" in self._settings.tables_root else f"{_BEAT}.{self._id}"
         with self._tables.open_output_stream(draft) as stream:
             stream.write(json.dumps(sign).encode())
-        self._tables.move(draft, _BEAT)
+        if draft != _BEAT:
+            self._tables.move(draft, _BEAT)
 
     def _read_beat(self) -> dict[str, Any] | None:
         """Return the newest sign of life; None: the last writer has ended in order, or there was none.
@@ -323,8 +332,15 @@ class WriterClaim(BackgroundThread):
         """
         try:
             with self._tables.open_input_stream(_BEAT) as stream:
-                return dict(json.loads(stream.read()))
+                found = json.loads(stream.read())
+            place = {name: found["place"].get(name, unknown) for name, unknown in _UNKNOWN.items()}
+            return {
+                "claim": str(found["claim"]),
+                "number": int(found["number"]),
+                "term_s": float(found.get("term_s", 0)),
+                "place": place | {"pid": int(place["pid"])},
+            }
         except FileNotFoundError:
             return None
-        except (ValueError, TypeError):
-            return {"claim": "", "number": 0, "place": _UNKNOWN}
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return {"claim": "", "number": 0, "term_s": 0.0, "place": _UNKNOWN}

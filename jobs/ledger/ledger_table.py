@@ -22,7 +22,7 @@ import pyarrow.parquet as parquet
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import DeltaError
 
-from jobs.driver.programs import may_write
+from jobs.driver.programs import nobody_else_writes
 from schemas.fold.settled import FOLD_VERSION
 from schemas.integrity.audit_chain import partition_root, roots_text
 from schemas.integrity.ledger_leaves import ENCODINGS, NEWEST_ENCODING, ledger_leaves
@@ -163,7 +163,7 @@ def create_ledger(settings: Settings) -> None:
         DeltaTable.create(path, columns, mode="ignore", name=LEDGER, configuration=_properties(settings))
 
 
-def prepare_ledger(settings: Settings, check: Callable[[], None] = may_write) -> None:
+def prepare_ledger(settings: Settings, check: Callable[[], None] = nobody_else_writes) -> None:
     """Create the ledger, or add to an existing one the columns and table properties that it lacks.
 
     Call it only while no program appends: an append fails if the table's metadata changes meanwhile. `check`

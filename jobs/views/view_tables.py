@@ -20,6 +20,7 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import TableNotFoundError
 from pyarrow.fs import FileSelector
 
+from jobs.driver.programs import name_of, writer_of
 from jobs.views.key_index import SHELF, Held, KeyIndex
 from jobs.views.view_changes import Key, RowChange, key_columns
 from schemas.settings.settings import Settings
@@ -27,7 +28,7 @@ from schemas.streams.fold import STREAM_ENTRIES, VIEW_TABLES
 from schemas.tables.arrow_tables import VIEW_ARROW, VIEW_ROWS, Position, with_comments
 from schemas.tables.delta_files import dataset_of, is_table, table_storage
 from schemas.tables.view_progress import NO_PROGRESS, ViewProgress, read_progress
-from trunkline_agent.errors import TrunklineError
+from trunkline_agent.errors import Refused, TrunklineError
 
 # A shelf of entries is then below 1 MB, which a micro-batch rewrites at most for each changed shelf.
 SHELF_ROWS: Final = 2048
@@ -66,14 +67,19 @@ def create_table(path: str, table: str, keep_h: float) -> DeltaTable:
         mode="error",
         name=table,
         partition_by=[SHELF],
-        configuration={
-            "delta.checkpointInterval": "100",
-            # With tens of thousands of files in the log, each commit is slow.
-            "delta.logRetentionDuration": "interval 1 hours",
-            "delta.deletedFileRetentionDuration": f"interval {max(1, round(keep_h))} hours",
-            "delta.dataSkippingStatsColumns": ",".join((*key_columns(table), "last_offset")),
-        },
+        configuration=table_properties(table, keep_h),
     )
+
+
+def table_properties(table: str, keep_h: float) -> dict[str, str]:
+    """Return the properties of the view table `table` for Delta. `keep_h` is as for `create_table`."""
+    return {
+        "delta.checkpointInterval": "100",
+        # With tens of thousands of files in the log, each commit is slow.
+        "delta.logRetentionDuration": "interval 1 hours",
+        "delta.deletedFileRetentionDuration": f"interval {max(1, round(keep_h))} hours",
+        "delta.dataSkippingStatsColumns": ",".join((*key_columns(table), "last_offset")),
+    }
 
 
 def open_table(path: str, table: str, keep_h: float) -> DeltaTable:
@@ -118,6 +124,7 @@ class ViewTable:
         self.name = table
         self.delta = open_table(path, table, keep_h)
         self._path = path
+        self._writer = writer_of(self.delta)
         self._keys = key_columns(table)
         self._schema = table_schema(table)
         self._index = KeyIndex(index, path, table)
@@ -178,7 +185,13 @@ class ViewTable:
         self._index.advance(self.delta, {})
 
     def _commit(self, progress: ViewProgress | None = None) -> CommitProperties:
-        """Return the properties of a commit. Each commit has the progress, so that the newest one has it."""
+        """Return the properties of a commit. Each commit has the progress, so that the newest one has it.
+
+        Raises Refused if another process has claimed the table since it was opened. Delta refuses the commit
+        itself only if the table was not read again after the claim.
+        """
+        if (writer := writer_of(self.delta)) != self._writer:
+            raise Refused(f"another process has taken over ({name_of(writer)})")
         its = self.progress if progress is None else progress
         properties = its.commit_properties() if self.name == STREAM_ENTRIES else CommitProperties()
         # A commit of another program may have written the same keys. Then delta-rs must not try again.

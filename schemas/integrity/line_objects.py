@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import Final
+from urllib.parse import unquote, urlsplit
 
 from obstore.exceptions import BaseError
 from obstore.store import ObjectStore, from_url
@@ -50,19 +51,46 @@ class ObjectLines:
 
     def lines(self) -> Iterator[bytes]:
         """Yield all lines with their line ends, in order. A line that several objects have comes once."""
-        seen = set[int]()  # hashes, because there may be very many
-        for line in self._followed(sorted):
-            if hash(line) not in seen:
-                seen.add(hash(line))
-                yield line
+        given = 0
+        for attempt in itertools.count(1):
+            try:
+                for line in itertools.islice(self._in_order(), given, None):
+                    given += 1
+                    yield line
+            except (BaseError, OSError) as error:
+                self._try_again(error, attempt)
+            else:
+                return
+
+    def _in_order(self) -> Iterator[bytes]:
+        until, seen = -1, set[bytes]()
+        for name, lines in self._objects(sorted(self._names())):
+            first, last = map(int, name.split("-")[:2])
+            # Only objects whose places overlap can have the same lines.
+            if first > until:
+                seen.clear()
+            until = max(until, last)
+            for line in lines:
+                if line not in seen:
+                    seen.add(line)
+                    yield line
 
     def from_end(self) -> Iterator[bytes]:
         """Yield all lines with their line ends, the last one first. Some may come again."""
+        for attempt in itertools.count(1):
+            try:
+                names = sorted(self._names(), key=lambda name: name.split("-")[1], reverse=True)
+                for _, lines in self._objects(names):
+                    yield from reversed(lines)
+            except (BaseError, OSError) as error:
+                self._try_again(error, attempt)
+            else:
+                return
 
-        def last_first(names: Iterable[str]) -> list[str]:
-            return sorted(names, key=lambda name: name.split("-")[1], reverse=True)
-
-        return self._followed(last_first, from_end=True)
+    def _try_again(self, error: Exception, attempt: int) -> None:
+        """Raise an error of a reader, unless a merge has deleted what was listed. Its lines are elsewhere."""
+        if not isinstance(error, FileNotFoundError) or attempt == _TRIES:
+            raise self._trouble(error) from error
 
     def append(self, first: int, last: int, lines: bytes) -> None:
         """Write whole lines as one object.
@@ -74,7 +102,7 @@ class ObjectLines:
         """
         try:
             self._store.put(f"{first:020d}-{last:020d}-{uuid.uuid4().hex[:12]}.ndjson", lines, mode="create")
-        except BaseError as error:
+        except (BaseError, OSError) as error:
             raise self._trouble(error) from error
 
     def merge(self) -> None:
@@ -87,14 +115,17 @@ class ObjectLines:
             return
         first, last = small[0].split("-")[0], max(name.split("-")[1] for name in small)
         try:
-            lines = list(dict.fromkeys(self._lines_of(small)))
+            lines = list(dict.fromkeys(line for _, found in self._objects(small) for line in found))
             self._store.put(f"{first}-{last}-{uuid.uuid4().hex[:12]}+.ndjson", b"".join(lines), mode="create")
             self._store.delete(small)
-        except (BaseError, FileNotFoundError) as error:
+        except (BaseError, OSError) as error:
             raise self._trouble(error) from error
 
     @cached_property
     def _store(self) -> ObjectStore:
+        # A bucket with object lock refuses an object without a checksum.
+        if self.place.startswith("s3"):
+            return from_url(self.place, config={"checksum_algorithm": "SHA256"})
         return from_url(self.place)
 
     def _names(self) -> list[str]:
@@ -103,32 +134,18 @@ class ObjectLines:
         except BaseError as error:
             raise self._trouble(error) from error
 
-    def _followed(
-        self, ordered: Callable[[Iterable[str]], list[str]], *, from_end: bool = False
-    ) -> Iterator[bytes]:
-        """Yield the lines of the objects in an order of their names. After a merge, some come again."""
-        for attempt in itertools.count(1):
-            try:
-                yield from self._lines_of(ordered(self._names()), from_end=from_end)
-            except (BaseError, FileNotFoundError) as error:
-                # A merge has deleted what was listed before, and the list has its lines in another object.
-                if not isinstance(error, FileNotFoundError) or attempt == _TRIES:
-                    raise self._trouble(error) from error
-            else:
-                return
+    def _objects(self, names: Sequence[str]) -> Iterator[tuple[str, list[bytes]]]:
+        """Yield the objects of these names, each with its lines. Raises the errors of obstore."""
 
-    def _lines_of(self, names: Sequence[str], *, from_end: bool = False) -> Iterator[bytes]:
-        def read(name: str) -> list[bytes]:
-            lines = bytes(self._store.get(name).bytes()).splitlines(keepends=True)
-            return lines[::-1] if from_end else lines
+        def read(name: str) -> tuple[str, list[bytes]]:
+            return name, bytes(self._store.get(name).bytes()).splitlines(keepends=True)
 
-        # The first one alone: who asks for the newest line needs no other.
+        # The first one alone: a reader of the newest line needs no other.
         starts = [0, 1] if names else [0]
         starts += range(1 + _READ_AT_ONCE, len(names), _READ_AT_ONCE)
         with ThreadPoolExecutor(_READ_AT_ONCE) as threads:
             for begin, end in itertools.pairwise([*starts, len(names)]):
-                for lines in list(threads.map(read, names[begin:end])):
-                    yield from lines
+                yield from list(threads.map(read, names[begin:end]))
 
     def _trouble(self, error: Exception) -> TrunklineError:
         return TrunklineError(f"{self.place}: {reason_of(error)}")
@@ -140,6 +157,9 @@ LinePlace = Path | ObjectLines
 
 def lines_at(folder: str | Path, name: str) -> LinePlace:
     """Return the place of the lines `name` below a folder or a URI: a file, or a folder of objects."""
+    where = urlsplit(str(folder))
+    if where.scheme == "file":
+        return Path(unquote(where.path)) / name
     if "://" in str(folder):
         return ObjectLines(f"{str(folder).rstrip('/')}/{name}")
     return Path(folder) / name

@@ -335,20 +335,28 @@ class OAuthTokens(AbstractTokenProvider):  # type: ignore[misc]
         scope = {"scope": kafka.oauth_scope} if kafka.oauth_scope else {}
         self._body = {"grant_type": "client_credentials"} | scope
         self._asking = threading.Lock()
-        self._token, self._until = "", 0.0
+        self._token, self._until, self._ends = "", 0.0, 0.0
 
     def token(self) -> str:
         """Return a token that is valid.
 
         Raises:
-            BackboneUnreachable: The token server does not answer, or gives none. The message has no secret.
+            BackboneUnreachable: The token server does not answer or gives none, and the token before has ended.
+                The message has no secret.
         """
         with self._asking:
             # This clock goes on while the machine sleeps, and nobody sets it.
             now = time.clock_gettime(time.CLOCK_BOOTTIME)
             if now >= self._until:
-                self._token, lasts_s = self._asked()
-                self._until = now + _TOKEN_KEPT * lasts_s
+                try:
+                    self._token, lasts_s = self._asked()
+                except BackboneUnreachable:
+                    if now >= self._ends:
+                        raise
+                    # The token is still valid, and each try may take long.
+                    self._until = min(now + _TOKEN_WAIT_S, self._ends)
+                else:
+                    self._until, self._ends = now + _TOKEN_KEPT * lasts_s, now + lasts_s
             return self._token
 
     def _asked(self) -> tuple[str, float]:

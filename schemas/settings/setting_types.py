@@ -115,7 +115,7 @@ def _host_names(value: str) -> str:
     return value
 
 
-Place = Annotated[str, BeforeValidator(str)]
+Place = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)]
 """A path or a URI."""
 DataDirectory = Annotated[Path, BeforeValidator(_data_directory)]
 Heap = Annotated[str, AfterValidator(_heap)]

@@ -8,8 +8,9 @@ schema, and compare a filter with the cast values.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
@@ -161,6 +162,20 @@ def table_storage(path: str) -> FileSystem:
         return PyFileSystem(_ObjectStorage(path))
     # No Python file system: Arrow's threads would need the interpreter lock while the program exits, and abort.
     return SubTreeFileSystem(path, LocalFileSystem())
+
+
+def move_files(storage: FileSystem, places: Mapping[str, str]) -> None:
+    """Move files within a file system, each from a key of `places` to its value, some at a time.
+
+    In an object store, each move is a copy and a deletion. Raises OSError.
+    """
+
+    def move(place: tuple[str, str]) -> None:
+        storage.create_dir(str(PurePosixPath(place[1]).parent))
+        storage.move(*place)
+
+    with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as threads:
+        list(threads.map(move, places.items()))
 
 
 def reason_of(error: Exception) -> str:

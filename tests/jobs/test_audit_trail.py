@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from deltalake import DeltaTable
 
 from connectors.tools.audit.verification import verify
+from jobs.driver.programs import WriterClaim
 from jobs.ledger.audit_trail import AuditThread, AuditTrail
 from jobs.ledger.ledger_table import FileRoots
 from schemas.integrity.audit_anchors import (
@@ -222,6 +225,7 @@ def test_chain_and_anchors_in_an_object_store_are_kept_by_any_machine_and_verifi
 @pytest.mark.requirement("DP-18")
 def test_lines_in_objects_stay_whole_when_they_are_written_twice_and_merged(s3: ObjectStore) -> None:
     lines = ObjectLines(f"s3://{s3.bucket}/lines")
+    s3.fail(unchecked=1)
     assert not lines.exists() and not list(lines.lines())
     written = [f"line {number}\n".encode() for number in range(120)]
     for number, line in enumerate(written[:110]):
@@ -243,3 +247,18 @@ def test_lines_in_objects_stay_whole_when_they_are_written_twice_and_merged(s3: 
     s3.fail(refused=1)
     with pytest.raises(TrunklineError, match=f"s3://{s3.bucket}/lines"):
         lines.append(121, 121, b"lost\n")
+
+
+@pytest.mark.requirement("DP-13")
+def test_a_claim_removes_no_commit_whose_entry_may_be_nowhere_else(tmp_path: Path) -> None:
+    ledger = AuditedLedger(tmp_path)
+    ledger.commit_offsets({0: (0, 3)})
+    versions = ledger.log_versions()
+    DeltaTable(ledger.path).create_checkpoint()
+    then = time.time() - 3 * 3600
+    for file in Path(ledger.path, "_delta_log").iterdir():
+        os.utime(file, (then, then))
+    for _ in range(2):
+        with WriterClaim(ledger.settings):
+            pass
+    assert set(versions) <= set(ledger.log_versions())

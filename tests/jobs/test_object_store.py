@@ -14,14 +14,17 @@ import pytest
 from deltalake import DeltaTable
 
 from connectors.tools.audit.verification import verify
+from jobs.driver.programs import WriterClaim
+from jobs.ledger.ledger_table import create_ledger
 from jobs.refold import check_views
 from schemas.keys.sealing import Keyring, load_keyring
-from schemas.settings.settings import PROJECT_ROOT, Settings, StorageSettings
+from schemas.settings.settings import PROJECT_ROOT, Settings, SparkSettings, StorageSettings
 from schemas.streams.job.job_registry import REGISTRY_JOBS
 from schemas.tables.ledger import LEDGER
 from tests.broker_processes import ProgramProcess, program_environment, wait_until
 from tests.connectors.doors.http_api.hub_access import GatewayProcess
 from tests.jobs.conftest import DRAIN_LIMIT_S, ledger_rows
+from tests.jobs.test_writer_claim import SILENT_S, beat_of
 from tests.jobs.topic_load import append_all, event, registration
 from tests.s3_server import ObjectStore
 
@@ -107,3 +110,22 @@ def test_an_object_store_that_refuses_stalls_and_loses_answers_costs_no_record(
     assert streams.stop(timeout_s=60) == 0, streams.log()[-3000:]
     assert set(given) == {"refused", "lost", "conflict"}
     assert_sound(settings)
+
+
+@pytest.mark.requirement("DP-16")
+def test_a_store_that_is_away_for_longer_than_the_term_ends_no_claim_and_holds_up_no_stop(
+    settings: Settings, s3: ObjectStore
+) -> None:
+    settings = settings.model_copy(update={"spark": SparkSettings(silent_after_s=SILENT_S)})
+    create_ledger(settings)
+    with WriterClaim(settings) as claim:
+        s3.fail(refused=1)
+        time.sleep(2 * SILENT_S)
+        s3.fail()
+        number = beat_of(settings)["number"]
+        wait_until(lambda: beat_of(settings)["number"] > number, DRAIN_LIMIT_S, "signs of life go on")
+        claim.check()
+        s3.fail(refused=1)
+        began = time.monotonic()
+    assert time.monotonic() - began < 15
+    s3.fail()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from jobs.build_views import prepare
 from jobs.driver.programs import WriterClaim
 from jobs.rebuild_views import Removals, rebuild
 from jobs.views.view_changes import RowChange, changes_of
-from jobs.views.view_tables import WrongViewTable, are_complete, open_tables
+from jobs.views.view_tables import REBUILD, ViewTable, WrongViewTable, are_complete, open_tables
 from schemas.fold.settled import FOLD_VERSION
 from schemas.settings.settings import Settings, StorageSettings, settings_environment
 from schemas.streams.fold import STREAM_ENTRIES, VIEW_TABLES
@@ -248,14 +248,13 @@ def test_a_rebuild_mends_a_table_that_differs(backbone: Backbone) -> None:
     assert backbone.state() == before
 
 
-@pytest.mark.parametrize("are_missing", [False, True])
+@pytest.mark.parametrize("missing", [(), (REGISTRY_JOBS, STREAM_ENTRIES), VIEW_TABLES[:-1], VIEW_TABLES[1:]])
 def test_a_rebuild_killed_before_any_of_its_commits_is_seen_and_repeated(
-    backbone: Backbone, monkeypatch: pytest.MonkeyPatch, are_missing: bool
+    backbone: Backbone, monkeypatch: pytest.MonkeyPatch, missing: Sequence[str]
 ) -> None:
     before = backbone.state()
-    if are_missing:
-        for table in VIEW_TABLES:
-            shutil.rmtree(backbone.settings.table_path(table))
+    for table in missing:
+        shutil.rmtree(backbone.settings.table_path(table))
     real = DeltaTable.create_write_transaction
     # Killed at one table after the other, each time on top of what the kill before has left.
     for killed_at in range(len(VIEW_TABLES)):
@@ -276,7 +275,27 @@ def test_a_rebuild_killed_before_any_of_its_commits_is_seen_and_repeated(
     assert are_complete(backbone.settings)
 
 
-def test_a_rebuild_that_fails_before_it_has_built_all_leaves_the_old_views_in_use(
+def test_a_first_build_killed_before_its_progress_is_noted_is_seen_and_repeated(
+    backbone: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = backbone.state()
+    for table in VIEW_TABLES:
+        shutil.rmtree(backbone.settings.table_path(table))
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ViewTable, "note", killed)
+    with pytest.raises(KeyboardInterrupt):
+        rebuild(backbone.settings)
+    assert not are_complete(backbone.settings)
+    monkeypatch.undo()
+    prepare(backbone.settings)
+    assert backbone.state() == before
+    assert are_complete(backbone.settings)
+
+
+def test_a_rebuild_that_fails_before_it_has_built_all_leaves_the_views_as_they_were(
     backbone: Backbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = backbone.state()
@@ -285,6 +304,33 @@ def test_a_rebuild_that_fails_before_it_has_built_all_leaves_the_old_views_in_us
         rebuild(backbone.settings)
     assert are_complete(backbone.settings)
     assert backbone.state() == before
+    # One that was killed has left a table empty. A second one that fails must not make it pass for whole.
+    shutil.rmtree(backbone.settings.table_path(REGISTRY_JOBS))
+    open_tables(backbone.settings)
+    Path(backbone.settings.tables_root, f"{REBUILD}killed", REGISTRY_JOBS).mkdir(parents=True)
+    with pytest.raises((AttributeError, TypeError)):
+        rebuild(backbone.settings)
+    assert not are_complete(backbone.settings)
+    monkeypatch.undo()
+    prepare(backbone.settings)
+    assert backbone.state() == before
+
+
+def test_a_rebuild_brings_a_table_of_an_earlier_version_to_this_one(backbone: Backbone) -> None:
+    path = Path(backbone.settings.table_path(REGISTRY_JOBS))
+    for suffix in (".new", ".old"):
+        shutil.copytree(path, path.with_name(f"{path.name}{suffix}"))
+    table = DeltaTable(path)
+    table.alter.set_table_properties({"delta.dataSkippingStatsColumns": "owner"})
+    rebuild(backbone.settings)
+    properties = DeltaTable(path).metadata().configuration
+    assert "job_id" in properties["delta.dataSkippingStatsColumns"]
+    assert not list(path.parent.glob(f"{path.name}.*"))
+    rows = DeltaTable(path).to_pyarrow_table()
+    shutil.rmtree(path)
+    write_deltalake(path, rows, partition_by=["status"])
+    with pytest.raises(Refused, match="as an earlier version did it"):
+        rebuild(backbone.settings)
 
 
 def test_a_view_table_that_cannot_be_read_is_named_and_must_be_deleted_first(backbone: Backbone) -> None:
@@ -300,8 +346,7 @@ def test_a_view_table_that_cannot_be_read_is_named_and_must_be_deleted_first(bac
 
 
 def test_tables_at_a_uri_are_built_anew_as_those_on_a_path_are(backbone: Backbone) -> None:
-    before = backbone.state()
-    root = Path(backbone.settings.tables_root)
+    before, root = backbone.state(), Path(backbone.settings.tables_root)
     at_uri = backbone.settings.model_copy(update={"storage": StorageSettings(tables=root.as_uri())})
     shutil.rmtree(root / VIEW_TABLES[-1])
     for _ in range(2):

@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from connectors.cli.shared.actions import Actions
 from connectors.cli.shared.call import Call
-from trunkline_agent.errors import BackboneUnreachable, NotFound, Refused, TrunklineError
+from trunkline_agent.errors import BackboneUnreachable, NotFound, Refused, TrunklineError, UsageError
 
 if TYPE_CHECKING:
     from schemas.settings.settings import Settings
 
 _PROGRAM = "switch_fold"
-_ERRORS = {error.exit_code: error for error in (NotFound, Refused, BackboneUnreachable)}
+_ERRORS = {error.exit_code: error for error in (UsageError, NotFound, Refused, BackboneUnreachable)}
 # The parts of the stack that append nothing by themselves.
 _BROKERS: Final = {"kafka", "mosquitto"}
 ACTIONS: Final = Actions()

@@ -40,8 +40,6 @@ def _register(call: Call) -> int:
     from connectors.cli.stack.fold_command import answer_of_job
     from connectors.programs.local_stack.part_plan import reader_environment
 
-    if not call.database.isidentifier():
-        raise UsageError(f"--database {call.database!r}: letters, digits and _ only")
     if call.metastore is not None:
         _check_answers(call.metastore)
     conf = _catalog_conf(call.settings, call.metastore)
@@ -58,12 +56,19 @@ def _register(call: Call) -> int:
 
 
 def _check_answers(metastore: str) -> None:
-    """Raise BackboneUnreachable if no server is at the address of a metastore. Spark would try for long."""
-    where = urlsplit(metastore)
-    try:
-        socket.create_connection((where.hostname or "", where.port or 9083), timeout=_ANSWER_S).close()
-    except (OSError, ValueError) as error:
-        raise BackboneUnreachable(f"the metastore {metastore} does not answer: {error}") from None
+    """Raise BackboneUnreachable if no server is at the addresses of a metastore. Spark would try for long."""
+    why: Exception | None = None
+    for address in metastore.split(","):
+        where = urlsplit(address.strip())
+        if where.scheme != "thrift" or not where.hostname:
+            raise UsageError(f"--metastore {metastore!r}: expected thrift://HOST:PORT, or several by commas")
+        try:
+            socket.create_connection((where.hostname, where.port or 9083), timeout=_ANSWER_S).close()
+        except (OSError, ValueError) as error:
+            why = error
+        else:
+            return
+    raise BackboneUnreachable(f"the metastore {metastore} does not answer: {why}")
 
 
 def _catalog_conf(settings: Settings, metastore: str | None) -> dict[str, str]:
@@ -77,7 +82,7 @@ def _catalog_conf(settings: Settings, metastore: str | None) -> dict[str, str]:
         "spark.sql.catalogImplementation": "hive",
         "spark.sql.warehouse.dir": str(own / "warehouse"),
         "spark.hadoop.javax.jdo.option.ConnectionURL": f"jdbc:derby:;databaseName={place};create=true",
-        "spark.driver.extraJavaOptions": f"-Dderby.stream.error.file={own / 'derby.log'}",
+        "spark.driver.extraJavaOptions": f'"-Dderby.stream.error.file={own / "derby.log"}"',
     }
 
 

@@ -56,10 +56,14 @@ def register(settings: Settings) -> dict[str, Any]:
 def test_spark_finds_the_registered_tables_by_name_with_the_descriptions_of_their_columns(
     tmp_path: Path,
 ) -> None:
-    settings = Settings(data_dir=tmp_path / "data")
+    settings = Settings(data_dir=tmp_path / "dä ta")
     nothing = run_cli(settings, "tables", "register")
     assert nothing.returncode == 3 and "'streams' makes them" in nothing.stderr
     with_tables(settings)
+    wrong = run_cli(settings, "tables", "register", "--database", "trünkline")
+    assert wrong.returncode == 2 and "expected letters" in wrong.stderr
+    wrong = run_cli(settings, "tables", "register", "--metastore", "metastore:9083")
+    assert wrong.returncode == 2 and "expected thrift://HOST:PORT" in wrong.stderr
     away = run_cli(settings, "tables", "register", "--metastore", "thrift://127.0.0.1:1")
     assert away.returncode == 5 and "the metastore thrift://127.0.0.1:1 does not answer" in away.stderr
     answer = register(settings)

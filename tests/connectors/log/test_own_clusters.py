@@ -32,6 +32,7 @@ from connectors.log.publisher import Publisher
 from connectors.log.topic_consumer import GroupTail, LogTail
 from connectors.plumbing.tls_keys.tls_files import TlsFolder, create
 from schemas.keys.sealing import ensure_keyring
+from schemas.log_access import kafka_clients
 from schemas.log_access.kafka_clients import OAuthTokens, client_options
 from schemas.settings.settings import PROJECT_ROOT, KafkaSettings, Settings, SettingsError
 from schemas.wire.record import OutgoingRecord
@@ -266,6 +267,22 @@ def test_a_token_server_may_leave_out_how_long_its_token_lasts(tmp_path: Path) -
         login = {"sasl_mechanism": "OAUTHBEARER", "oauth_token_url": server.token_url, "oauth_scope": SCOPE}
         tokens = OAuthTokens(kafka_at(9092, sasl_username=USER, **login), PASSWORD)
         assert tokens.token() == tokens.token()
+
+
+def test_a_token_serves_until_its_end_while_the_token_server_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(kafka_clients.time, "clock_gettime", lambda _: now[0])
+    with token_server(USER, PASSWORD, lasts_s=100) as server:
+        login = {"sasl_mechanism": "OAUTHBEARER", "oauth_token_url": server.token_url, "oauth_scope": SCOPE}
+        tokens = OAuthTokens(kafka_at(9092, sasl_username=USER, **login), PASSWORD)
+        first = tokens.token()
+    now[0] += 99
+    assert tokens.token() == first
+    now[0] += 2
+    with pytest.raises(BackboneUnreachable, match="gives no token"):
+        tokens.token()
 
 
 @pytest.mark.parametrize("character", "+/=% :")
