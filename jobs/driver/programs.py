@@ -294,7 +294,7 @@ class WriterClaim(BackgroundThread):
                 )
 
     def _claim(self, table: DeltaTable, view: str | None = None) -> None:
-        """Write this claim into the properties of a table, so that who has read it before cannot commit."""
+        """Write this claim into the properties of a table. Earlier readers of it cannot commit then."""
         for attempt in itertools.count(1):
             # Each commit of this table has the progress of the views.
             more = read_progress(table).metadata() if view == STREAM_ENTRIES else {}

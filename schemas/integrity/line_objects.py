@@ -24,6 +24,8 @@ from trunkline_agent.errors import TrunklineError
 
 _READ_AT_ONCE: Final = 16
 _MERGED_FROM: Final = 100
+# All lines of a merge are in memory at once; an object has the entries of some seconds.
+_MERGED_MOST: Final = 2000
 _TRIES: Final = 5
 
 
@@ -106,11 +108,11 @@ class ObjectLines:
             raise self._trouble(error) from error
 
     def merge(self) -> None:
-        """Join many small objects to one. A crash leaves lines in two objects, and none is lost.
+        """Join up to 2,000 small objects to one, the oldest first. A crash leaves lines in two, and loses none.
 
         Call it only if objects may be deleted, and while nobody else merges. Readers go on.
         """
-        small = sorted(name for name in self._names() if "+" not in name)
+        small = sorted(name for name in self._names() if "+" not in name)[:_MERGED_MOST]
         if len(small) < _MERGED_FROM:
             return
         first, last = small[0].split("-")[0], max(name.split("-")[1] for name in small)

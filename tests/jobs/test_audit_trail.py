@@ -16,6 +16,7 @@ from connectors.tools.audit.verification import verify
 from jobs.driver.programs import WriterClaim
 from jobs.ledger.audit_trail import AuditThread, AuditTrail
 from jobs.ledger.ledger_table import FileRoots
+from schemas.integrity import line_objects
 from schemas.integrity.audit_anchors import (
     ANCHORS,
     anchor_key_file,
@@ -247,6 +248,23 @@ def test_lines_in_objects_stay_whole_when_they_are_written_twice_and_merged(s3: 
     s3.fail(refused=1)
     with pytest.raises(TrunklineError, match=f"s3://{s3.bucket}/lines"):
         lines.append(121, 121, b"lost\n")
+
+
+@pytest.mark.requirement("DP-18")
+def test_a_merge_takes_a_bounded_number_of_objects_and_the_next_one_goes_on(
+    s3: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line_objects, "_MERGED_FROM", 3)
+    monkeypatch.setattr(line_objects, "_MERGED_MOST", 4)
+    lines = ObjectLines(f"s3://{s3.bucket}/lines")
+    written = [f"line {number}\n".encode() for number in range(9)]
+    for number, line in enumerate(written):
+        lines.append(number, number, line)
+    for left in (1 + 5, 2 + 1, 2 + 1):
+        lines.merge()
+        assert len(lines._names()) == left
+        assert list(lines.lines()) == written
+        assert list(lines.from_end()) == written[::-1]
 
 
 @pytest.mark.requirement("DP-13")

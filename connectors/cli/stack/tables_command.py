@@ -72,7 +72,7 @@ def _check_answers(metastore: str) -> None:
 
 
 def _catalog_conf(settings: Settings, metastore: str | None) -> dict[str, str]:
-    """Return Spark's properties, by name, to find tables by name. None: in a catalog of our own."""
+    """Return Spark's properties, by name, for a catalog: a metastore, or our own if `metastore` is None."""
     if metastore is not None:
         return {"spark.sql.catalogImplementation": "hive", "spark.hadoop.hive.metastore.uris": metastore}
     own = settings.data_path / "catalog"
